@@ -1,0 +1,239 @@
+"""Encoding, decoding and range checks of frames, and length-prefixed streams of them.
+
+A decoder returns a frame whose every number lies in the range that `gpuwatch.schema` states, or
+raises `FrameError`; nothing else escapes, whatever the bytes. Pipes and recordings carry frames
+one after the other, each behind its length as four bytes, big-endian.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from gpuwatch.errors import FrameError, WireVersionError
+from gpuwatch.schema import (
+    WIRE_VERSION,
+    Command,
+    NodeFrame,
+    PhasesNs,
+    RankFrame,
+    Reply,
+    SensorFrame,
+)
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "FrameStream",
+    "decode_command",
+    "decode_node_frame",
+    "decode_rank_frame",
+    "decode_replies",
+    "decode_sensor_frame",
+    "encode",
+    "packed",
+    "printable",
+]
+
+MAX_FRAME_BYTES = 64 * 2**20
+"""Largest frame in a stream or on a socket: 10,000 ranks a frame stay far below it."""
+
+_LENGTH = struct.Struct(">I")
+
+_NIL = b"\xc0"
+
+
+class _NodeWire(NodeFrame, frozen=True):
+    """`NodeFrame` as msgspec decodes it: `Raw | None` accepts nothing but nil, `Raw` anything."""
+
+    sensors: msgspec.Raw = msgspec.Raw(_NIL)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_rank_decoder = msgspec.msgpack.Decoder(RankFrame)
+_node_decoder = msgspec.msgpack.Decoder(_NodeWire)
+_sensor_decoder = msgspec.msgpack.Decoder(SensorFrame)
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_replies_decoder = msgspec.msgpack.Decoder(tuple[Reply, ...])
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first field of every frame."""
+
+    version: int
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+_T = TypeVar("_T")
+
+
+def encode(frame: msgspec.Struct | tuple[Reply, ...]) -> bytes:
+    """Encode one frame (or the replies to commands) as MessagePack."""
+    return _encoder.encode(frame)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview, what: str) -> _T:
+    try:
+        frame = decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError) as exc:
+        _raise_if_other_version(data)
+        raise FrameError(f"not a valid {what}: {exc}") from None
+    version = getattr(frame, "version", WIRE_VERSION)
+    if version != WIRE_VERSION:
+        raise WireVersionError(_other_version(version))
+    return frame
+
+
+def _raise_if_other_version(data: bytes | memoryview) -> None:
+    """A frame of another major version may not fit our types: name the version instead."""
+    try:
+        version = _head_decoder.decode(data).version
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
+        return
+    if WIRE_VERSION < version <= 1000:
+        raise WireVersionError(_other_version(version))
+
+
+def _other_version(version: int) -> str:
+    side = "newer" if version > WIRE_VERSION else "older"
+    return (
+        f"the other side speaks wire version {version}, this gpuwatch {WIRE_VERSION}: "
+        f"it is {side}; install the same gpuwatch-monitor on both sides"
+    )
+
+
+def decode_rank_frame(data: bytes | memoryview) -> RankFrame:
+    """Decode and check the frame of one rank.
+
+    Raises:
+        FrameError: the bytes are no rank frame, or a value is out of range.
+        WireVersionError: it is one of another major version.
+    """
+    frame = _decode(_rank_decoder, data, "rank frame")
+    hello = frame.hello
+    if hello is not None and frame.rank >= hello.world_size:
+        raise FrameError(f"rank {frame.rank} in a world of {hello.world_size}")
+    for record in frame.records:
+        if _total_ns(record.host) > record.step_ns:
+            raise FrameError(f"step {record.index}: phases are longer than the step")
+    return frame
+
+
+def _total_ns(phases: PhasesNs) -> int:
+    return (
+        (phases.data_wait or 0)
+        + (phases.h2d or 0)
+        + (phases.forward or 0)
+        + (phases.backward or 0)
+        + (phases.comm or 0)
+        + (phases.optimizer or 0)
+        + (phases.other or 0)
+    )
+
+
+def decode_node_frame(data: bytes | memoryview) -> NodeFrame:
+    """Decode the frame of a node; its rank and sensor frames stay raw, to be decoded one by one.
+
+    Raises:
+        FrameError: the bytes are no node frame, or a value is out of range.
+        WireVersionError: it is one of another major version.
+    """
+    wire = _decode(_node_decoder, data, "node frame")
+    values = msgspec.structs.asdict(wire)
+    if memoryview(wire.sensors) == _NIL:
+        values["sensors"] = None
+    return NodeFrame(**values)
+
+
+def decode_sensor_frame(data: bytes | memoryview) -> SensorFrame:
+    """Decode one tick of the sampler.
+
+    Raises:
+        FrameError: the bytes are no sensor frame, or a value is out of range.
+    """
+    return _decode(_sensor_decoder, data, "sensor frame")
+
+
+def decode_command(data: bytes | memoryview) -> Command:
+    """Decode a command.
+
+    Raises:
+        FrameError: the bytes are no command, or a value is out of range.
+        WireVersionError: it is one of another major version.
+    """
+    return _decode(_command_decoder, data, "command")
+
+
+def decode_replies(data: bytes | memoryview) -> tuple[Reply, ...]:
+    """Decode the replies to commands.
+
+    Raises:
+        FrameError: the bytes are no replies.
+    """
+    return _decode(_replies_decoder, data, "reply")
+
+
+def packed(frame: bytes) -> bytes:
+    """Return the frame behind its length, as pipes and recordings carry it.
+
+    Raises:
+        FrameError: the frame is longer than `MAX_FRAME_BYTES`.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(frame)) + frame
+
+
+class FrameStream:
+    """Cuts a stream of bytes into frames; what is incomplete waits for the rest."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes and return an iterator of the frames that are complete now.
+
+        The bytes are taken at once; a frame leaves the buffer when the iterator gives it, so what
+        is not asked for comes with the next call.
+
+        Raises:
+            FrameError: a length over `MAX_FRAME_BYTES`, while iterating; the stream is lost from
+                there on.
+        """
+        self._buffer += data
+        return self._complete()
+
+    def _complete(self) -> Iterator[bytes]:
+        buffer = self._buffer
+        while len(buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame announces {length} bytes, over {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if end > len(buffer):
+                return
+            frame = bytes(buffer[_LENGTH.size : end])
+            del buffer[:end]  # moves the start of the bytearray, not its contents
+            yield frame
+
+    @property
+    def pending(self) -> int:
+        """Bytes that wait for the rest of their frame."""
+        return len(self._buffer)
+
+
+# C0 and C1 controls and the two separators end lines or start escape sequences; the bidirectional
+# marks and overrides turn text around; a lone surrogate cannot be written at all. A name with any
+# of them must not reach a terminal.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return text that a terminal can show: control and direction characters become U+FFFD."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNPRINTABLE.sub("\ufffd", text)

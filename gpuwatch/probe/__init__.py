@@ -1,0 +1,241 @@
+"""Inside the training process: marks, accounting and the telemetry thread.
+
+Nothing here raises into the caller's loop, synchronizes a device, or keeps the process from
+exiting. In a forked child the probe is silent.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gpuwatch.probe.accounting import PHASE_INDEX, Accountant
+from gpuwatch.schema import Bye
+
+if TYPE_CHECKING:
+    from gpuwatch.probe.patches import Marks
+    from gpuwatch.probe.telemetry import Telemetry
+
+__all__ = ["annotate", "phase", "span", "step", "unwatch", "watch"]
+
+
+class _Probe:
+    """Everything that one watched process holds."""
+
+    def __init__(self, accountant: Accountant, marks: "Marks", telemetry: "Telemetry") -> None:
+        self.accountant = accountant
+        self.marks = marks
+        self.telemetry = telemetry
+        self.pid = os.getpid()
+
+
+_probe: _Probe | None = None
+_lock = threading.Lock()
+_hooked = False
+_warned = False
+
+
+def _warn(text: str) -> None:
+    """Say one line, once per process: more would bury the user's own output."""
+    global _warned
+    if not _warned:
+        _warned = True
+        with contextlib.suppress(Exception):
+            print(f"gpuwatch: {text}", file=sys.stderr)  # noqa: T201
+
+
+def watch(*, name: str | None = None, allow_control: bool = False) -> None:
+    """Watch the training in this process; call it once, before the loop.
+
+    Every DataLoader fetch, backward, optimizer step and collective of this process is timed from
+    now on, and `gpuwatch` in another terminal shows it. A second call does nothing. Where the
+    process cannot be watched, one line on stderr says why, and training goes on.
+
+    Args:
+        name: what people call this run; the run id stays what the launcher gave.
+        allow_control: let a monitor change what the script has registered as a knob.
+    """
+    global _probe, _hooked
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return  # a spawned child that imports the main script again, a loader worker say
+    with _lock:
+        if _probe is not None and _probe.pid == os.getpid():
+            return
+        try:
+            _probe = _start(name or "", allow_control)
+        except ImportError as exc:
+            _warn(f"not watching: {exc.name or exc} is not installed in this environment")
+        except Exception as exc:
+            _warn(f"not watching: {type(exc).__name__}: {exc}")
+        if _probe is not None and not _hooked:
+            _hooked = True
+            atexit.register(_at_exit)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_after_fork)
+
+
+def _start(name: str, control: bool) -> _Probe:
+    from gpuwatch.probe.identity import identify
+    from gpuwatch.probe.patches import Marks
+    from gpuwatch.probe.telemetry import Telemetry
+
+    accountant = Accountant(distributed=identify().world_size > 1)
+    marks = Marks(accountant, _warn)
+    telemetry = Telemetry(accountant, marks, name=name, control=control, warn=_warn)
+    try:
+        marks.install()
+    except Exception:
+        marks.remove()
+        raise
+    telemetry.start()
+    return _Probe(accountant, marks, telemetry)
+
+
+def unwatch() -> None:
+    """Stop watching: take the marks off and say goodbye. `watch()` may follow."""
+    global _probe
+    with _lock:
+        probe, _probe = _probe, None
+    if probe is not None and probe.pid == os.getpid():
+        probe.marks.remove()
+        probe.accountant.finish()
+        probe.telemetry.stop(Bye("detached"))
+
+
+def _at_exit() -> None:
+    global _probe
+    probe, _probe = _probe, None
+    if probe is None or probe.pid != os.getpid():
+        return
+    probe.marks.silence()
+    with contextlib.suppress(Exception):
+        probe.accountant.finish()
+    probe.telemetry.stop(_last_words())
+
+
+def _last_words() -> Bye:
+    """What the interpreter leaves behind of an exception that nobody caught.
+
+    The exit status is not among it: `sys.exit(3)` and a normal end look the same from here.
+    """
+    value = getattr(sys, "last_value", None)
+    if value is None:
+        return Bye("finished")
+    if isinstance(value, KeyboardInterrupt):
+        return Bye("interrupted", "KeyboardInterrupt")
+    text = str(value).split("\n", 1)[0]
+    return Bye("exception", f"{type(value).__name__}: {text}"[:500])
+
+
+def _after_fork() -> None:
+    """In the child: silent, and without touching sockets or files of the parent."""
+    global _probe
+    probe, _probe = _probe, None
+    if probe is not None:
+        probe.marks.silence()
+
+
+def step() -> None:
+    """Say that an iteration ends here. From the first call on, only this closes steps."""
+    probe = _probe
+    if probe is not None and probe.marks._here():
+        probe.accountant.step()
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count the block as a phase of the step, `h2d` for copies to the device above all.
+
+    Args:
+        name: data_wait, h2d, forward, backward, comm, optimizer or other; anything else is
+            ignored with one line on stderr.
+    """
+    probe = _probe
+    index = PHASE_INDEX.get(name)
+    if index is None:
+        _warn(f"phase({name!r}) is ignored; there are {', '.join(PHASE_INDEX)}")
+    if probe is None or index is None or not probe.marks._here():
+        yield
+        return
+    probe.accountant.phase_begin(index)
+    try:
+        yield
+    finally:
+        probe.accountant.phase_end(index)
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """Count the block as time outside the steps: `eval`, `checkpoint`, or a name of your own."""
+    probe = _probe
+    if probe is None or not probe.marks._here():
+        yield
+        return
+    probe.accountant.span_begin(str(name)[:256])
+    try:
+        yield
+    finally:
+        probe.accountant.span_end()
+
+
+def annotate(
+    *,
+    samples: int | None = None,
+    tokens: int | None = None,
+    loss: Any = None,
+    epoch: float | None = None,
+    total_steps: int | None = None,
+    dataset_path: str | None = None,
+) -> None:
+    """Tell the monitor what it cannot see by itself.
+
+    Args:
+        samples: samples of the present step on this rank, where a batch is no tensor.
+        tokens: tokens of the present step on this rank.
+        loss: a number, or a tensor with one element. A tensor on the CPU is read by the telemetry
+            thread; one on a device is not read, for that would synchronize.
+        epoch: the present epoch, fractions allowed.
+        total_steps: optimizer steps that the run means to take.
+        dataset_path: where the data lies, so that its disk can be named.
+    """
+    probe = _probe
+    if probe is None:
+        return
+    try:
+        _annotate(probe, samples, tokens, loss, epoch, total_steps, dataset_path)
+    except Exception as exc:
+        _warn(f"annotate() is ignored: {type(exc).__name__}: {exc}")
+
+
+def _annotate(
+    probe: _Probe,
+    samples: int | None,
+    tokens: int | None,
+    loss: Any,
+    epoch: float | None,
+    total_steps: int | None,
+    dataset_path: str | None,
+) -> None:
+    telemetry = probe.telemetry
+    if loss is not None:
+        if hasattr(loss, "detach"):
+            loss = loss.detach() if loss.device.type == "cpu" else None
+        else:
+            loss = float(loss)
+        telemetry.loss = loss
+    if epoch is not None:
+        telemetry.epoch = float(epoch)
+    if total_steps is not None:
+        telemetry.total_steps = max(0, int(total_steps))
+    if dataset_path is not None and str(dataset_path) != telemetry.dataset_path:
+        telemetry.dataset_path = str(dataset_path)
+        probe.marks.config_version += 1
+    if (samples is not None or tokens is not None) and probe.marks._here():
+        probe.accountant.annotate(
+            samples=None if samples is None else max(0, int(samples)),
+            tokens=None if tokens is None else max(0, int(tokens)),
+        )

@@ -1,0 +1,397 @@
+"""The telemetry thread of one rank: owns the sockets, the past and the hello.
+
+Ten times a second it turns what the training thread left in the accountant's deque into one
+frame. It answers requests for a snapshot (the last 600 records) and for the stacks of all
+threads, also while the training thread hangs, and says goodbye at exit.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from gpuwatch.errors import FrameError, GpuwatchError
+from gpuwatch.frames import decode_command, encode
+from gpuwatch.probe.accounting import COMM, Accountant, RawSpan, RawStep
+from gpuwatch.probe.config import build_hello
+from gpuwatch.probe.identity import Identity, identify
+from gpuwatch.probe.patches import Marks
+from gpuwatch.schema import (
+    WIRE_VERSION,
+    Bye,
+    Command,
+    Hello,
+    Ledger,
+    PhasesNs,
+    RankFrame,
+    RankState,
+    Reply,
+    Span,
+    StepRecord,
+)
+from gpuwatch.wire.publish import RankSockets, run_directory
+
+__all__ = ["Telemetry"]
+
+FLUSH_S = 0.1
+KEPT_RECORDS = 600
+KEPT_SPANS = 64
+_RECORDS_A_FRAME = 1024
+_ANSWERS = 256
+_ANNOUNCE_CHECK_S = 10.0
+_MEMORY_UNKNOWN = -1
+
+
+class Telemetry:
+    """Runs beside the training; `start` it once, `stop` it at exit.
+
+    Args:
+        accountant: whose records are sent.
+        marks: what was seen of loaders, DDP and device.
+        name: the run's name for people.
+        control: whether commands that change something are allowed.
+        warn: says one line to the user.
+    """
+
+    def __init__(
+        self,
+        accountant: Accountant,
+        marks: Marks,
+        *,
+        name: str,
+        control: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._accountant = accountant
+        self._marks = marks
+        self._name = name
+        self._control = control
+        self._warn = warn
+        self._started_ns = accountant.clock()
+        self._started_s = time.time()
+        self._wall_offset_ns = time.time_ns() - accountant.clock()
+        self._pid = os.getpid()
+        self._stop = False
+        self._bye: Bye | None = None
+        self._thread: threading.Thread | None = None
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._identity: Identity = identify()
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._seq = 0
+        self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+        self._spans: deque[Span] = deque(maxlen=KEPT_SPANS)
+        self._answers: OrderedDict[str, Reply] = OrderedDict()
+        self._config_version = -1
+        self._hello: Hello | None = None
+        self._statm = _open_statm()
+        self.loss: Any = None
+        self.epoch: float | None = None
+        self.total_steps: int | None = None
+        self.dataset_path = ""
+        self.notices: list[str] = []
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="gpuwatch-telemetry", daemon=True)
+        self._thread.start()
+
+    def stop(self, bye: Bye, timeout_s: float = 1.0) -> None:
+        """Say goodbye and end the thread; waits at most `timeout_s`."""
+        if os.getpid() != self._pid or self._thread is None:
+            return
+        self._bye = bye
+        self._stop = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"x")
+        self._thread.join(timeout_s)
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except (OSError, zmq.ZMQError, GpuwatchError) as exc:
+            self._warn(f"no telemetry: {exc}")
+        except Exception as exc:
+            self._warn(f"no telemetry after an error of its own ({type(exc).__name__}: {exc})")
+
+    def _open(self) -> RankSockets:
+        sockets = RankSockets(
+            run_directory(),
+            version=WIRE_VERSION,
+            run=self._identity.run,
+            rank=self._identity.rank,
+            incarnation=self._incarnation,
+        )
+        sockets.wake_on(self._wake_r)
+        return sockets
+
+    def _serve(self) -> None:
+        sockets = self._open()
+        try:
+            next_flush_s = time.monotonic()
+            next_check_s = next_flush_s + _ANNOUNCE_CHECK_S
+            while not self._stop:
+                now_s = time.monotonic()
+                if now_s >= next_flush_s:
+                    next_flush_s = max(next_flush_s + FLUSH_S, now_s + FLUSH_S / 2)
+                    changed = self._moved()
+                    if not changed and now_s >= next_check_s:
+                        next_check_s = now_s + _ANNOUNCE_CHECK_S
+                        changed = not sockets.announced
+                    if changed:
+                        sockets.close()
+                        sockets = self._open()
+                    sockets.publish(self._frame())
+                for who, payload in sockets.wait(_ms_until(next_flush_s)):
+                    self._answer(sockets, who, payload)
+            sockets.publish(self._frame(bye=self._bye))
+            # A subscriber that has just connected is still shaking hands: let the frame out.
+            time.sleep(0.02)
+        finally:
+            sockets.close()
+
+    def _moved(self) -> bool:
+        """Look again at who we are: a process group may have been made after `watch()`."""
+        identity = identify()
+        if identity == self._identity:
+            return False
+        self._identity = identity
+        self._incarnation = uuid.uuid4().hex[:12]
+        self._seq = 0
+        self._accountant.distributed = identity.world_size > 1
+        self._hello = None
+        self._config_version = -1
+        return True
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def _frame(self, *, bye: Bye | None = None) -> bytes:
+        records, spans = self._drain()
+        self._records.extend(records)
+        self._spans.extend(spans)
+        self._seq += 1
+        hello = self._fresh_hello()
+        return encode(
+            RankFrame(
+                version=WIRE_VERSION,
+                run=self._identity.run,
+                rank=self._identity.rank,
+                incarnation=self._incarnation,
+                seq=self._seq,
+                sent_s=time.time(),
+                dropped=self._accountant.dropped,
+                records=tuple(records),
+                spans=tuple(spans),
+                state=self._state(bye),
+                ledger=self._ledger(),
+                hello=hello,
+                bye=bye,
+            )
+        )
+
+    def _snapshot(self) -> bytes:
+        self._fresh_hello()
+        return encode(
+            RankFrame(
+                version=WIRE_VERSION,
+                run=self._identity.run,
+                rank=self._identity.rank,
+                incarnation=self._incarnation,
+                seq=self._seq,
+                sent_s=time.time(),
+                dropped=self._accountant.dropped,
+                records=tuple(self._records),
+                spans=tuple(self._spans),
+                state=self._state(None),
+                ledger=self._ledger(),
+                hello=self._hello,
+                snapshot=True,
+            )
+        )
+
+    def _fresh_hello(self) -> Hello | None:
+        """Return the hello if it must be sent: at first, and when the configuration changed."""
+        version = self._marks.config_version
+        if version == self._config_version:
+            return None
+        self._config_version = version
+        self._hello = build_hello(
+            self._identity,
+            self._marks,
+            name=self._name,
+            started_s=self._started_s,
+            dataset_path=self.dataset_path,
+            control=self._control,
+        )
+        return self._hello
+
+    def _drain(self) -> tuple[list[StepRecord], list[Span]]:
+        records: list[StepRecord] = []
+        spans: list[Span] = []
+        out = self._accountant.out
+        memory_bytes = self._memory_bytes() if out else None
+        while out and len(records) < _RECORDS_A_FRAME:
+            item = out.popleft()
+            if isinstance(item, RawSpan):
+                spans.append(
+                    Span(item.name[:256], self._wall_s(item.start_ns), item.duration_ns, item.step)
+                )
+            else:
+                records.append(self._record(item, None if out else memory_bytes))
+        return records, spans
+
+    def _record(self, raw: RawStep, memory_bytes: int | None) -> StepRecord:
+        data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
+        return StepRecord(
+            index=raw.index,
+            started_s=self._wall_s(raw.start_ns),
+            step_ns=raw.step_ns,
+            host=PhasesNs(
+                data_wait=data_wait if raw.fetched or data_wait else None,
+                h2d=h2d if self._accountant.h2d_marked else None,
+                forward=forward,
+                backward=backward,
+                comm=comm if self._comm_known() or raw.phases_ns[COMM] else None,
+                optimizer=optimizer,
+                other=other,
+            ),
+            batches=max(raw.batches, 1),
+            samples=raw.samples,
+            tokens=raw.tokens,
+            loss=raw.loss,
+            memory_bytes=memory_bytes,
+            queue_depth=raw.queue_depth,
+            queue_capacity=raw.queue_capacity,
+            tags=raw.tags,
+            loader=raw.loader,
+        )
+
+    def _comm_known(self) -> bool:
+        return self._identity.world_size > 1 and self._marks.engine_mark
+
+    def _wall_s(self, ns: int) -> float:
+        return (ns + self._wall_offset_ns) / 1e9
+
+    def _state(self, bye: Bye | None) -> RankState:
+        status, phase, age_ns = self._accountant.now()
+        na: dict[str, str] = {}
+        if self._identity.world_size == 1:
+            na["comm"] = "one process"
+        elif not self._marks.engine_mark:
+            na["comm"] = "compiled autograd refuses engine callbacks"
+        if not self._accountant.h2d_marked:
+            na["h2d"] = "copies are not marked: gpuwatch.phase('h2d')"
+        last = self._records[-1] if self._records else None
+        if last is not None and last.host.data_wait is None:
+            na["data_wait"] = "no DataLoader fetch was seen"
+        return RankState(
+            status="ended" if bye is not None else status,
+            phase=phase,
+            phase_age_ns=age_ns,
+            step=self._accountant.index,
+            phases_na=na,
+            loss=self._loss_value(),
+            epoch=self.epoch,
+            total_steps=self.total_steps,
+            notices=tuple(notice[:4096] for notice in self.notices[-16:]),
+        )
+
+    def _loss_value(self) -> float | None:
+        loss = self.loss
+        if loss is None or isinstance(loss, float | int):
+            return loss
+        # A tensor on the CPU: reading it costs nobody a synchronization.
+        try:
+            return float(loss)
+        except Exception:
+            return None
+
+    def _ledger(self) -> Ledger:
+        totals = self._accountant.totals
+        wall_ns = max(0, self._accountant.clock() - self._started_ns)
+        parts = (
+            totals.training_ns,
+            totals.data_wait_ns,
+            totals.comm_ns,
+            totals.eval_ns,
+            totals.checkpoint_ns,
+        )
+        return Ledger(
+            totals.steps,
+            totals.samples,
+            totals.skipped,
+            *parts,
+            lost_ns=max(0, wall_ns - sum(parts)),
+            wall_ns=wall_ns,
+        )
+
+    def _memory_bytes(self) -> int | None:
+        """Allocated device memory, or the resident set of the process on CPU."""
+        if self._marks.device.startswith("cuda"):
+            import torch
+
+            return int(torch.cuda.memory_allocated(torch.device(self._marks.device)))
+        if self._statm < 0:
+            return None
+        try:
+            fields = os.pread(self._statm, 128, 0).split()
+            return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return None
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _answer(self, sockets: RankSockets, who: bytes, payload: bytes) -> None:
+        try:
+            command = decode_command(payload)
+        except FrameError as exc:
+            sockets.reply(who, encode((Reply("", "error", str(exc)[:4096]),)))
+            return
+        if command.verb == "snapshot":
+            sockets.reply(who, self._snapshot())
+            return
+        reply = self._answers.get(command.id)
+        if reply is None:
+            reply = self._execute(command)
+            self._answers[command.id] = reply
+            while len(self._answers) > _ANSWERS:
+                self._answers.popitem(last=False)
+        sockets.reply(who, encode((reply,)))
+
+    def _execute(self, command: Command) -> Reply:
+        if command.verb == "stack":
+            return Reply(command.id, "done", data=_stacks()[:200_000])
+        return Reply(
+            command.id, "error", f"this gpuwatch does not know the verb {command.verb[:64]!r}"
+        )
+
+
+def _ms_until(moment_s: float) -> int:
+    return max(0, int((moment_s - time.monotonic()) * 1000) + 1)
+
+
+def _open_statm() -> int:
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads of this process, innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        parts.append(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)

@@ -1,0 +1,387 @@
+"""What travels and what is stored.
+
+Every type here is a msgspec Struct encoded as a MessagePack array. The rules that keep old and
+new versions able to read each other:
+
+* a new field goes at the end of its Struct and has a default;
+* a field is never removed, reordered or given another type;
+* `WIRE_VERSION` is the major version. It changes only when these rules are broken.
+
+Ranges are part of the types: a damaged frame decodes to plausible garbage more often than it
+fails, so each number states what it may be and the decoder refuses the rest. What only holds
+between fields (rank < world size, phases within the step) is checked in `gpuwatch.frames`.
+
+Units are in the names: `_ns` are durations on the sender's monotonic clock, `_s` at the end of a
+wall-clock name are seconds since the epoch, `age_s` are ages at the moment of sending.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+__all__ = [
+    "PHASES",
+    "RANK_STATUSES",
+    "TAGS",
+    "WIRE_VERSION",
+    "Bye",
+    "Command",
+    "Ddp",
+    "GpuSample",
+    "Hello",
+    "HostSample",
+    "Ledger",
+    "Loader",
+    "NodeFrame",
+    "PhasesNs",
+    "Precision",
+    "ProcessSample",
+    "RankAge",
+    "RankFrame",
+    "RankState",
+    "Reading",
+    "Reply",
+    "SensorFrame",
+    "Span",
+    "StepRecord",
+    "Versions",
+]
+
+WIRE_VERSION = 1
+
+PHASES = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "other")
+"""The exclusive phases of a step, in the order of `PhasesNs`."""
+
+TAGS = ("first_batch", "warmup", "compile", "ddp_first", "skipped")
+"""Tags of a step. All but `skipped` keep it out of the steady-state window."""
+
+RANK_STATUSES = ("starting", "training", "eval", "checkpoint", "compile", "hung", "ended")
+"""What a rank can say about itself. `silent` and `gone` are the observer's words."""
+
+# A wall-clock second: after 2001 (so that a relative time cannot pass), before 2100.
+WallSeconds = Annotated[float, Meta(ge=0.0, le=4.2e9)]
+AgeSeconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+# 10**15 ns are 11.6 days: longer than any step or span, shorter than what damage produces.
+DurationNs = Annotated[int, Meta(ge=0, le=10**15)]
+# A ledger runs as long as the job: 10**17 ns are three years.
+TotalNs = Annotated[int, Meta(ge=0, le=10**17)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Rank = Annotated[int, Meta(ge=0, lt=2**20)]
+Pid = Annotated[int, Meta(ge=0, le=2**31)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+# Loss and other values that come from the user's own arithmetic: NaN and infinity are legal news.
+UserFloat = float
+
+
+class _Wire(Struct, array_like=True, frozen=True):
+    """Base of everything on the wire: an array, immutable, unknown trailing fields ignored."""
+
+
+class Versions(_Wire, frozen=True):
+    """Versions in the training process; empty where the part is absent."""
+
+    gpuwatch: Name = ""
+    python: Name = ""
+    torch: Name = ""
+    cuda: Name = ""
+    nccl: Name = ""
+
+
+class Loader(_Wire, frozen=True):
+    """The arguments of one DataLoader as the training process built it."""
+
+    key: Name
+    num_workers: Annotated[int, Meta(ge=0, le=65536)] = 0
+    prefetch_factor: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    batch_size: Count | None = None
+    drop_last: bool = False
+    dataset: Name = ""
+    length: Count | None = None
+    worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=4096)] = ()
+
+
+class Ddp(_Wire, frozen=True):
+    """DistributedDataParallel as configured. `gradient_bytes` are what one all-reduce moves."""
+
+    bucket_cap_mb: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    gradient_as_bucket_view: bool = False
+    comm_hook: Name = ""
+    parameters: Count | None = None
+    gradient_bytes: Bytes | None = None
+    buffers: Count | None = None
+    backend: Name = ""
+
+
+class Precision(_Wire, frozen=True):
+    """Precision flags in force; autocast is the dtype last seen in a forward, empty if none."""
+
+    float32_matmul: Name = ""
+    cudnn_tf32: bool | None = None
+    autocast: Name = ""
+    grad_scaler: bool = False
+
+
+class Hello(_Wire, frozen=True):
+    """Who a rank is and how it is configured. Sent in the first frame and in every snapshot."""
+
+    host: Name
+    pid: Pid
+    pid_started_s: WallSeconds
+    world_size: Annotated[int, Meta(ge=1, le=2**20)]
+    local_rank: Rank | None = None
+    run_name: Name = ""
+    run_source: Name = ""
+    started_s: WallSeconds = 0.0
+    script: Text = ""
+    device: Name = "cpu"
+    device_name: Name = ""
+    device_uuid: Name = ""
+    cores: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    torch_threads: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    versions: Versions = Versions()
+    loaders: Annotated[tuple[Loader, ...], Meta(max_length=64)] = ()
+    ddp: Ddp | None = None
+    precision: Precision = Precision()
+    dataset_path: Text = ""
+    allow_control: bool = False
+    boot_id: Name = ""
+
+
+class PhasesNs(_Wire, frozen=True):
+    """One step split into exclusive phases, in ns; None is n/a (reason in `RankState.phases_na`).
+
+    The phases that are not None add up to the step exactly.
+    """
+
+    data_wait: DurationNs | None = None
+    h2d: DurationNs | None = None
+    forward: DurationNs | None = None
+    backward: DurationNs | None = None
+    comm: DurationNs | None = None
+    optimizer: DurationNs | None = None
+    other: DurationNs | None = None
+
+
+class StepRecord(_Wire, frozen=True):
+    """One optimizer step attempt.
+
+    `clock` says which set of phases decides. `memory_bytes` is allocated device memory, or the
+    resident set on CPU. `queue_depth` is the number of batches ready when the step began to wait,
+    of `queue_capacity`; `batches` the micro-batches that the step consumed.
+    """
+
+    index: Count
+    started_s: WallSeconds
+    step_ns: DurationNs
+    host: PhasesNs
+    device: PhasesNs | None = None
+    clock: Literal["host", "device"] = "host"
+    batches: Count = 1
+    samples: Count | None = None
+    tokens: Count | None = None
+    loss: UserFloat | None = None
+    memory_bytes: Bytes | None = None
+    queue_depth: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    queue_capacity: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    tags: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
+    loader: Name = ""
+    device_stall_ns: DurationNs | None = None
+
+
+class Ledger(_Wire, frozen=True):
+    """Running totals of one rank since `watch()`, exclusive, in ns.
+
+    training = steps without their data wait and exposed communication. wall - (all the others) is
+    lost: start-up, compile, everything between. Goodput = training / wall.
+    """
+
+    steps: Count = 0
+    samples: Count = 0
+    skipped: Count = 0
+    training_ns: TotalNs = 0
+    data_wait_ns: TotalNs = 0
+    comm_ns: TotalNs = 0
+    eval_ns: TotalNs = 0
+    checkpoint_ns: TotalNs = 0
+    lost_ns: TotalNs = 0
+    wall_ns: TotalNs = 0
+
+
+class Span(_Wire, frozen=True):
+    """Named time outside steady training; `step` is the index of the step that follows it."""
+
+    name: Name
+    started_s: WallSeconds
+    duration_ns: DurationNs
+    step: Count = 0
+
+
+class RankState(_Wire, frozen=True):
+    """What the rank is doing at the moment of sending.
+
+    `phase` may be `user` between marks whose phase is settled later. `phase_age_ns` counts from
+    the last mark, so that a hang shows where and since when on any observer's clock.
+    """
+
+    status: Name = "starting"
+    phase: Name = ""
+    phase_age_ns: TotalNs = 0
+    step: Count = 0
+    phases_na: dict[Name, Name] = {}
+    loss: UserFloat | None = None
+    epoch: UserFloat | None = None
+    total_steps: Count | None = None
+    notices: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
+
+
+class Bye(_Wire, frozen=True):
+    """The last words of a rank. `reason` is finished, exception, interrupted or detached."""
+
+    reason: Name
+    detail: Text = ""
+
+
+class Command(_Wire, frozen=True):
+    """A request to a rank. `id` is the idempotency key; `ttl_s` counts from receipt.
+
+    `args` are checked by the verb's own handler. `rank` None addresses every rank of the run;
+    an empty `run` every run of the node.
+    """
+
+    version: Annotated[int, Meta(ge=0, le=2**16)]
+    id: Name
+    verb: Name
+    run: Name = ""
+    rank: Rank | None = None
+    args: Annotated[dict[Name, str | int | float | bool], Meta(max_length=32)] = {}
+    ttl_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 10.0
+
+
+class Reply(_Wire, frozen=True):
+    """An answer to a command: `accepted`, then `done` or `error`."""
+
+    id: Name
+    status: Literal["accepted", "done", "error"]
+    message: Text = ""
+    data: Annotated[str, Meta(max_length=262_144)] = ""
+
+
+class RankFrame(_Wire, frozen=True):
+    """What one rank sends ten times a second; without records it is the heartbeat.
+
+    `seq` counts the frames of one incarnation. A snapshot carries the seq of the last frame that
+    was published before it, `snapshot` True, and the rank's last records again.
+    """
+
+    version: Annotated[int, Meta(ge=0, le=2**16)]
+    run: Name
+    rank: Rank
+    incarnation: Name
+    seq: Count
+    sent_s: WallSeconds
+    dropped: Count
+    records: Annotated[tuple[StepRecord, ...], Meta(max_length=4096)] = ()
+    spans: Annotated[tuple[Span, ...], Meta(max_length=4096)] = ()
+    state: RankState = RankState()
+    ledger: Ledger = Ledger()
+    hello: Hello | None = None
+    replies: Annotated[tuple[Reply, ...], Meta(max_length=64)] = ()
+    bye: Bye | None = None
+    snapshot: bool = False
+    simulated: bool = False
+
+
+class Reading(_Wire, frozen=True):
+    """One sensor value. `state` is ok, na, stale or error; value None needs a `reason`."""
+
+    value: UserFloat | None
+    unit: Name = ""
+    source: Name = ""
+    age_s: AgeSeconds = 0.0
+    state: Literal["ok", "na", "stale", "error"] = "ok"
+    reason: Name = ""
+
+
+Readings = Annotated[dict[Name, Reading], Meta(max_length=256)]
+
+
+class GpuSample(_Wire, frozen=True):
+    """One device of the node; `uuid` joins it with the rank that computes on it."""
+
+    index: Annotated[int, Meta(ge=0, le=4096)]
+    uuid: Name
+    name: Name = ""
+    readings: Readings = {}
+
+
+class HostSample(_Wire, frozen=True):
+    """The node as a whole: CPU, memory, load."""
+
+    cores: Annotated[int, Meta(ge=0, le=65536)] = 0
+    readings: Readings = {}
+
+
+class ProcessSample(_Wire, frozen=True):
+    """One watched process: a rank (`role` rank) or one of its children (`role` worker).
+
+    `rank_pid` is the rank's pid; `status` the kernel's letter (R, S, D, T, Z).
+    """
+
+    pid: Pid
+    rank_pid: Pid
+    role: Literal["rank", "worker"]
+    status: Name = ""
+    readings: Readings = {}
+
+
+class SensorFrame(_Wire, frozen=True):
+    """One tick of the sampler. `gpus_reason` says why the list of GPUs is empty."""
+
+    version: Annotated[int, Meta(ge=0, le=2**16)]
+    seq: Count
+    sent_s: WallSeconds
+    host: HostSample = HostSample()
+    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=64)] = ()
+    gpus_reason: Text = ""
+    processes: Annotated[tuple[ProcessSample, ...], Meta(max_length=4096)] = ()
+
+
+class RankAge(_Wire, frozen=True):
+    """What the node process knows of a rank that sent nothing since the last node frame.
+
+    `pid_alive` None means that it cannot be told from here.
+    """
+
+    run: Name
+    rank: Rank
+    incarnation: Name
+    age_s: AgeSeconds
+    pid_alive: bool | None = None
+    process_state: Name = ""
+    gone_reason: Name = ""
+
+
+class NodeFrame(_Wire, frozen=True):
+    """What a node process sends: its ranks' frames as they came, sensors, and silence.
+
+    `incarnation` changes with the node process, `seq` counts within it.
+    """
+
+    version: Annotated[int, Meta(ge=0, le=2**16)]
+    node: Name
+    incarnation: Name
+    seq: Count
+    sent_s: WallSeconds
+    frames: Annotated[tuple[Raw, ...], Meta(max_length=65536)] = ()
+    ages: Annotated[tuple[RankAge, ...], Meta(max_length=65536)] = ()
+    sensors: Raw | None = None
+    sensors_reason: Text = ""
+    agent_pid: Pid = 0
+    notices: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()

@@ -1,0 +1,175 @@
+"""Immutable pictures of what is known: what diagnosis, screens and JSON read.
+
+Views are snapshots. They may be kept, compared and passed between threads; nothing in them
+changes. Means are over the steady steps of the window (means add up, medians do not). A value
+that is not known is None, and the reason stands beside it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuwatch.schema import (
+    GpuSample,
+    Hello,
+    HostSample,
+    Ledger,
+    ProcessSample,
+    Reply,
+    StepRecord,
+)
+
+__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """The steps of one wall-clock second of one rank: minimum, median and maximum in ms."""
+
+    second_s: int
+    count: int
+    min_ms: float
+    median_ms: float
+    max_ms: float
+    data_wait_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank.
+
+    `state` is starting, training, eval, checkpoint, compile, hung, silent, gone or ended, and
+    `state_reason` a clause for the last three. `age_s` is the age of its newest frame by the
+    observer's clock. `window` holds its last steady steps, oldest first; `step_ms`, `own_ms`,
+    `phases_ms` are means over them. An n/a phase is None in `phases_ms` with its reason in
+    `phases_na`. `own_ms` is the step without exposed communication. `process` and `workers` are
+    the sampler's latest word. `lost` counts frames that never came, `dropped` records that the
+    training process itself threw away.
+    """
+
+    run: str
+    rank: int
+    node: str
+    incarnation: str
+    restarts: int
+    state: str
+    state_reason: str
+    age_s: float
+    phase: str
+    phase_age_s: float
+    steps: int
+    clock: str
+    window: tuple[StepRecord, ...]
+    last: StepRecord | None
+    step_ms: float | None
+    step_p50_ms: float | None
+    step_p95_ms: float | None
+    own_ms: float | None
+    phases_ms: Mapping[str, float | None]
+    phases_na: Mapping[str, str]
+    data_wait_ratio: float | None
+    samples_per_s: float | None
+    queue_depth: float | None
+    queue_capacity: int | None
+    ledger: Ledger
+    lost: int
+    dropped: int
+    loss: float | None
+    epoch: float | None
+    total_steps: int | None
+    hello: Hello | None
+    process: ProcessSample | None
+    workers: tuple[ProcessSample, ...]
+    timeline: tuple[Rollup, ...]
+    notices: tuple[str, ...]
+    replies: tuple[Reply, ...]
+    simulated: bool
+
+    @property
+    def pid(self) -> int | None:
+        """Process id on its node, None before the first hello."""
+        return None if self.hello is None else self.hello.pid
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One training job. `state` is starting, running or ended; `ranks` are in rank order.
+
+    `steps` is the highest step attempt of any rank, `window` the steady steps that all ranks
+    share. `age_s` is the age of its newest frame.
+    """
+
+    run: str
+    name: str
+    state: str
+    world_size: int
+    ranks: tuple[RankView, ...]
+    nodes: tuple[str, ...]
+    steps: int
+    window: int
+    step_ms: float | None
+    samples_per_s: float | None
+    loss: float | None
+    epoch: float | None
+    total_steps: int | None
+    started_s: float
+    age_s: float
+    lost: int
+    dropped: int
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node: its host and devices as the sampler saw them `sensors_age_s` ago.
+
+    `gpus_reason` says why the list of devices is empty, `sensors_reason` why sensors are missing.
+    """
+
+    node: str
+    age_s: float
+    agent_pid: int
+    lost: int
+    host: HostSample | None
+    gpus: tuple[GpuSample, ...]
+    gpus_reason: str
+    sensors_age_s: float | None
+    sensors_reason: str
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for the event log."""
+
+    at_s: float
+    text: str
+    severity: str = "note"
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything at one moment. `version` rises whenever anything in it changed.
+
+    `link` is connecting, live, lost or replay; `message` one sentence for the person when it is
+    not live. Runs are newest first.
+    """
+
+    version: int
+    at_s: float
+    runs: tuple[RunView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    events: tuple[Event, ...] = ()
+    link: str = "connecting"
+    message: str = ""
+    refused: int = 0
+    lost: int = 0
+    notices: tuple[str, ...] = field(default=())
+
+    def run(self, run: str) -> RunView | None:
+        """Return the run of that id, or None."""
+        return next((r for r in self.runs if r.run == run), None)
+
+    def node(self, node: str) -> NodeView | None:
+        """Return the node of that name, or None."""
+        return next((n for n in self.nodes if n.node == node), None)

@@ -1,0 +1,1 @@
+"""Sockets, pipes and the node process. Ranks use `publish`, everyone else `collect`."""

@@ -1,0 +1,21 @@
+"""What a training process may import: the run directory and the sockets of one rank."""
+
+from gpuwatch.wire.publish.rundir import (
+    Presence,
+    process_start_ticks,
+    read_presence,
+    run_directory,
+    socket_path,
+    write_atomic,
+)
+from gpuwatch.wire.publish.sockets import RankSockets
+
+__all__ = [
+    "Presence",
+    "RankSockets",
+    "process_start_ticks",
+    "read_presence",
+    "run_directory",
+    "socket_path",
+    "write_atomic",
+]
