@@ -58,7 +58,7 @@ TAGS = ("first_batch", "warmup", "compile", "ddp_first", "skipped")
 RANK_STATUSES = ("starting", "training", "eval", "checkpoint", "compile", "hung", "ended")
 """What a rank can say about itself. `silent` and `gone` are the observer's words."""
 
-# A wall-clock second: after 2001 (so that a relative time cannot pass), before 2100.
+# A wall-clock second, before 2103; 0 where it is not known.
 WallSeconds = Annotated[float, Meta(ge=0.0, le=4.2e9)]
 AgeSeconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 # 10**15 ns are 11.6 days: longer than any step or span, shorter than what damage produces.
@@ -385,3 +385,4 @@ class NodeFrame(_Wire, frozen=True):
     sensors_reason: Text = ""
     agent_pid: Pid = 0
     notices: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
+    replies: Annotated[tuple[Reply, ...], Meta(max_length=64)] = ()

@@ -200,8 +200,10 @@ class Telemetry:
             )
         )
 
-    def _snapshot(self) -> bytes:
+    def _past(self, reply: Reply | None) -> bytes:
+        """Return a frame outside the stream: a reply, or a snapshot if there is none."""
         self._fresh_hello()
+        snapshot = reply is None
         return encode(
             RankFrame(
                 version=WIRE_VERSION,
@@ -211,12 +213,13 @@ class Telemetry:
                 seq=self._seq,
                 sent_s=time.time(),
                 dropped=self._accountant.dropped,
-                records=tuple(self._records),
-                spans=tuple(self._spans),
+                records=tuple(self._records) if snapshot else (),
+                spans=tuple(self._spans) if snapshot else (),
                 state=self._state(None),
                 ledger=self._ledger(),
-                hello=self._hello,
-                snapshot=True,
+                hello=self._hello if snapshot else None,
+                replies=() if reply is None else (reply,),
+                snapshot=snapshot,
             )
         )
 
@@ -356,10 +359,10 @@ class Telemetry:
         try:
             command = decode_command(payload)
         except FrameError as exc:
-            sockets.reply(who, encode((Reply("", "error", str(exc)[:4096]),)))
+            sockets.reply(who, self._past(Reply("", "error", str(exc)[:4096])))
             return
         if command.verb == "snapshot":
-            sockets.reply(who, self._snapshot())
+            sockets.reply(who, self._past(None))
             return
         reply = self._answers.get(command.id)
         if reply is None:
@@ -367,7 +370,7 @@ class Telemetry:
             self._answers[command.id] = reply
             while len(self._answers) > _ANSWERS:
                 self._answers.popitem(last=False)
-        sockets.reply(who, encode((reply,)))
+        sockets.reply(who, self._past(reply))
 
     def _execute(self, command: Command) -> Reply:
         if command.verb == "stack":

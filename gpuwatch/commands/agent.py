@@ -1,0 +1,67 @@
+"""`gpuwatch agent`: the node process."""
+
+import contextlib
+import os
+import signal
+import sys
+
+import click
+
+__all__ = ["agent"]
+
+
+@click.command()
+@click.option("--detach", is_flag=True, help="Go to the background and return at once.")
+@click.option(
+    "--idle-s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="End after so many seconds without a run and without a monitor.",
+)
+def agent(detach: bool, idle_s: float) -> None:
+    """Stand between the ranks of this node and every monitor.
+
+    The first monitor on a node starts it by itself; it ends when it has had no run and no monitor
+    for a minute. There is one a user and node: a second one says so and ends.
+    """
+    from gpuwatch.wire.publish import run_directory
+
+    directory = run_directory()
+    if detach:
+        _detach(str(directory / "agent.log"))
+    from gpuwatch.commands.session import SAMPLER_ARGV
+    from gpuwatch.wire.collect import Agent, AgentAlreadyRunning
+
+    try:
+        node_process = Agent(directory, sampler_argv=SAMPLER_ARGV, idle_s=idle_s)
+    except AgentAlreadyRunning as exc:
+        if detach:
+            return
+        raise click.ClickException(str(exc)) from None
+    if not detach:
+        click.echo(f"gpuwatch agent {os.getpid()} serves {directory}", err=True)
+    node_process.run()
+
+
+def _detach(log: str) -> None:
+    """Fork twice with a session of its own in between: no terminal, no parent, no signals from
+    either. What it says on stderr goes to the log, which is begun anew."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.chdir("/")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    except OSError:
+        out = null
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)

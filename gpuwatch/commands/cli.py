@@ -1,0 +1,85 @@
+"""The command group. Each command is imported when it is called, so that none pays for another."""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from gpuwatch import __version__
+from gpuwatch.errors import GpuwatchError, TargetError
+
+__all__ = ["cli"]
+
+_COMMANDS = {
+    "agent": "the node process: between the ranks of this node and every monitor",
+    "demo": "train two ranks with a loader that is too slow, and watch them",
+    "diagnose": "say why the step is not faster, and what to change",
+    "runs": "list the runs of this user on this machine",
+    "status": "one picture of runs, ranks and host, as text or JSON",
+}
+
+
+class _Group(click.Group):
+    """Knows its commands by name and loads them on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"gpuwatch.commands.{cmd_name}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TargetError as exc:
+            click.echo(f"gpuwatch: {exc}", err=True)
+            ctx.exit(2)
+        except GpuwatchError as exc:
+            click.echo(f"gpuwatch: {exc}", err=True)
+            ctx.exit(3)
+        except BrokenPipeError:
+            # The reader (head, less) has had enough: that is no error of ours.
+            sys.stderr.close()
+            ctx.exit(0)
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, message="gpuwatch %(version)s")
+@click.option("--json", "as_json", is_flag=True, help="Print one picture as JSON and exit.")
+@click.option(
+    "--hz",
+    type=click.FloatRange(1, 10),
+    default=4.0,
+    show_default=True,
+    help="How often the screen is drawn.",
+)
+@click.pass_context
+def cli(ctx: click.Context, as_json: bool, hz: float) -> None:
+    """Why is this training step not faster, and what do I change?
+
+    Without a command: this machine, and every run of this user, on one screen.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if as_json:
+        from gpuwatch.commands.status import show_status
+
+        show_status(None, as_json=True)
+        return
+    from gpuwatch.commands.monitor import watch_screen
+
+    ctx.exit(watch_screen(hz=hz))

@@ -1,0 +1,218 @@
+"""The JSON documents. Their shapes are stable: fields are added, never renamed or removed."""
+
+from typing import Any
+
+from gpuwatch.diagnosis import Abstain, Finding, RunDiagnosis
+from gpuwatch.schema import PHASES, Ledger, Reading
+from gpuwatch.store.views import NodeView, RankView, RunView, View
+
+__all__ = ["SCHEMA", "diagnosis_document", "finding_document", "status_document"]
+
+SCHEMA = 1
+
+
+def _round(value: float | None, digits: int = 6) -> float | None:
+    """Round, and turn what JSON cannot hold (NaN, infinity) into null."""
+    if value is None or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return round(value, digits)
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    return {
+        "value": _round(reading.value),
+        "unit": reading.unit,
+        "state": reading.state,
+        "reason": reading.reason or None,
+        "age_s": _round(reading.age_s, 3),
+        "source": reading.source,
+    }
+
+
+def _ledger(ledger: Ledger) -> dict[str, Any]:
+    wall_s = ledger.wall_ns / 1e9
+    return {
+        "train_s": _round(ledger.training_ns / 1e9),
+        "data_wait_s": _round(ledger.data_wait_ns / 1e9),
+        "comm_s": _round(ledger.comm_ns / 1e9),
+        "eval_s": _round(ledger.eval_ns / 1e9),
+        "checkpoint_s": _round(ledger.checkpoint_ns / 1e9),
+        "lost_s": _round(ledger.lost_ns / 1e9),
+        "wall_s": _round(wall_s),
+        "goodput": _round(ledger.training_ns / ledger.wall_ns) if ledger.wall_ns else None,
+    }
+
+
+def _phases_na(rank: RankView) -> dict[str, str]:
+    """Give every n/a phase a reason, the rank's own where it gave one."""
+    empty = "no steady step yet" if not rank.window else "not measured"
+    return {
+        name: rank.phases_na.get(name, empty)
+        for name in PHASES
+        if rank.phases_ms.get(name) is None
+    }
+
+
+def _rank(rank: RankView) -> dict[str, Any]:
+    process = rank.process
+    return {
+        "rank": rank.rank,
+        "node": rank.node,
+        "pid": rank.pid,
+        "state": rank.state,
+        "state_reason": rank.state_reason or None,
+        "age_s": _round(rank.age_s, 3),
+        "steps": rank.steps,
+        "window": len(rank.window),
+        "clock": rank.clock,
+        "step_ms": _round(rank.step_ms),
+        "step_p50_ms": _round(rank.step_p50_ms),
+        "step_p95_ms": _round(rank.step_p95_ms),
+        "own_ms": _round(rank.own_ms),
+        "phases_ms": {name: _round(rank.phases_ms.get(name)) for name in PHASES},
+        "phases_na": _phases_na(rank),
+        "data_wait_ratio": _round(rank.data_wait_ratio),
+        "samples_per_s": _round(rank.samples_per_s),
+        "loss": _round(rank.loss),
+        "ledger": _ledger(rank.ledger),
+        "lost": rank.lost,
+        "dropped": rank.dropped,
+        "restarts": rank.restarts,
+        "process": (
+            None
+            if process is None
+            else {
+                "status": process.status,
+                **{name: _reading(r) for name, r in process.readings.items()},
+            }
+        ),
+        "workers": [
+            {"pid": w.pid, "status": w.status, **{n: _reading(r) for n, r in w.readings.items()}}
+            for w in rank.workers
+        ],
+    }
+
+
+def _run(run: RunView) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "name": run.name,
+        "state": run.state,
+        "world_size": run.world_size,
+        "steps": run.steps,
+        "simulated": run.simulated,
+        "ranks": [_rank(rank) for rank in run.ranks],
+    }
+
+
+def _gpus(view: View) -> list[dict[str, Any]]:
+    found = []
+    for node in view.nodes:
+        for gpu in node.gpus:
+            ranks = [
+                {"run": run.run, "rank": rank.rank}
+                for run in view.runs
+                for rank in run.ranks
+                if rank.hello is not None and rank.hello.device_uuid == gpu.uuid
+            ]
+            found.append(
+                {
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "name": gpu.name,
+                    "node": node.node,
+                    "ranks": ranks,
+                    **{name: _reading(r) for name, r in gpu.readings.items()},
+                }
+            )
+    return found
+
+
+def _host(node: NodeView) -> dict[str, Any]:
+    host = node.host
+    return {
+        "node": node.node,
+        "cores": host.cores if host is not None else None,
+        "sensors_age_s": _round(node.sensors_age_s, 3),
+        "sensors_reason": node.sensors_reason or None,
+        **({name: _reading(r) for name, r in host.readings.items()} if host is not None else {}),
+    }
+
+
+def status_document(view: View) -> dict[str, Any]:
+    """Return the document of `gpuwatch status --json`."""
+    gpus = _gpus(view)
+    reasons = [n.gpus_reason for n in view.nodes if n.gpus_reason]
+    hosts = [_host(node) for node in view.nodes]
+    return {
+        "schema": SCHEMA,
+        "simulated": any(run.simulated for run in view.runs),
+        "runs": [_run(run) for run in view.runs],
+        "gpus_reason": None if gpus else (reasons[0] if reasons else "no sensor reading yet"),
+        "gpus": gpus,
+        "host": hosts[0] if hosts else None,
+        "hosts": hosts,
+        "notices": list(view.notices),
+    }
+
+
+def finding_document(finding: Finding) -> dict[str, Any]:
+    """Return one finding."""
+    return {
+        "id": finding.id,
+        "kind": finding.kind,
+        "severity": finding.severity,
+        "state": finding.state,
+        "ranks": list(finding.ranks),
+        "nodes": list(finding.nodes),
+        "cost_ms": _round(finding.cost_ms, 3),
+        "share": _round(finding.share, 4),
+        "confidence": finding.confidence,
+        "summary": finding.summary,
+        "evidence": [
+            {
+                "metric": e.metric,
+                "value": e.value,
+                "unit": e.unit,
+                "compared_with": e.compared_with,
+                "source": e.source,
+            }
+            for e in finding.evidence
+        ],
+        "ruled_out": list(finding.ruled_out),
+        "hints": [
+            {
+                "change": h.change,
+                "knob": h.knob,
+                "from": h.old,
+                "to": h.new,
+                "predicted_ms": (
+                    None if h.predicted_ms is None else [round(v, 3) for v in h.predicted_ms]
+                ),
+            }
+            for h in finding.hints
+        ],
+        "follows": finding.follows,
+    }
+
+
+def _abstain(abstain: Abstain) -> dict[str, Any]:
+    return {"kind": abstain.kind, "needs": abstain.needs}
+
+
+def diagnosis_document(run: RunView | None, diagnosis: RunDiagnosis | None) -> dict[str, Any]:
+    """Return the document of `gpuwatch diagnose --json`."""
+    return {
+        "schema": SCHEMA,
+        "run": run.run if run is not None else None,
+        "steps": run.steps if run is not None else 0,
+        "window": run.window if run is not None else 0,
+        "findings": (
+            [finding_document(f) for f in diagnosis.findings if f.state == "open"]
+            if diagnosis is not None
+            else []
+        ),
+        "abstained": (
+            [_abstain(a) for a in diagnosis.abstained] if diagnosis is not None else []
+        ),
+    }

@@ -1,0 +1,159 @@
+"""Plain text for terminals, pipes and screen readers."""
+
+from collections.abc import Sequence
+
+from gpuwatch.diagnosis import Finding, RunDiagnosis
+from gpuwatch.store.views import RankView, RunView, View
+
+__all__ = ["diagnosis_lines", "runs_lines", "status_lines"]
+
+_MARKS = {"critical": "✖", "warning": "▲", "note": "·"}
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.0%}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines with the columns right-aligned, the first one left-aligned."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def runs_lines(view: View) -> list[str]:
+    """Return the table of runs, newest first."""
+    rows = [
+        [
+            run.run,
+            run.name,
+            run.state,
+            f"{len(run.ranks)}/{run.world_size}",
+            f"{run.steps:,}",
+            _number(run.step_ms),
+            ",".join(run.nodes),
+        ]
+        for run in view.runs
+    ]
+    return _table(["run", "name", "state", "ranks", "steps", "step ms", "nodes"], rows)
+
+
+def _rank_row(rank: RankView) -> list[str]:
+    phases = rank.phases_ms
+    return [
+        str(rank.rank),
+        rank.state,
+        f"{rank.steps:,}",
+        _number(rank.step_ms),
+        _number(rank.own_ms),
+        _number(phases.get("data_wait")),
+        _number(phases.get("forward")),
+        _number(phases.get("backward")),
+        _number(phases.get("comm")),
+        _number(phases.get("optimizer")),
+        _number(phases.get("other")),
+        _percent(rank.data_wait_ratio),
+        str(rank.lost),
+    ]
+
+
+_RANK_HEAD = [
+    "rank",
+    "state",
+    "steps",
+    "step ms",
+    "own ms",
+    "data",
+    "fwd",
+    "bwd",
+    "comm",
+    "opt",
+    "other",
+    "data %",
+    "lost",
+]
+
+
+def status_lines(view: View) -> list[str]:
+    """Return one picture of everything: runs with their ranks, then hosts and GPUs."""
+    lines: list[str] = []
+    for run in view.runs:
+        simulated = "  SIMULATED" if run.simulated else ""
+        lines.append(
+            f"run {run.run}  {run.name}  {run.state}  {len(run.ranks)} of {run.world_size} ranks  "
+            f"{run.steps:,} steps{simulated}"
+        )
+        lines += [f"  {line}" for line in _table(_RANK_HEAD, [_rank_row(r) for r in run.ranks])]
+        lines += [
+            f"  rank {r.rank}: {r.state}, {r.state_reason}" for r in run.ranks if r.state_reason
+        ]
+        lines.append("")
+    if not view.runs:
+        lines += ["no run of yours on this machine", ""]
+    for node in view.nodes:
+        host = node.host
+        if host is None:
+            lines.append(f"host {node.node}: no sensor reading, {node.sensors_reason}")
+            continue
+        cpu = host.readings.get("cpu_percent")
+        used = host.readings.get("memory_used")
+        total = host.readings.get("memory_total")
+        memory = (
+            f"{used.value / 2**30:.1f} of {total.value / 2**30:.1f} GiB"
+            if used and total and used.value is not None and total.value is not None
+            else "n/a"
+        )
+        lines.append(
+            f"host {node.node}: {host.cores} cores, CPU "
+            f"{_number(cpu.value if cpu else None, 0)} %, memory {memory}"
+        )
+        if not node.gpus:
+            lines.append(f"GPUs: {node.gpus_reason}")
+    lines += [f"note: {notice}" for notice in view.notices]
+    return lines
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    cost = (
+        f"follows {finding.follows}"
+        if finding.follows
+        else "no cost" if finding.cost_ms is None else f"+{finding.cost_ms:.1f} ms/step"
+    )
+    lines = [
+        f"{_MARKS[finding.severity]} {finding.severity} {finding.id} {finding.kind}: "
+        f"{finding.summary} ({cost}, confidence {finding.confidence})"
+    ]
+    lines += [
+        f"    why    {e.metric} {e.value:,g} {e.unit}, {e.compared_with} [{e.source}]"
+        if not isinstance(e.value, str)
+        else f"    why    {e.metric} {e.value} {e.unit}, {e.compared_with} [{e.source}]"
+        for e in finding.evidence
+    ]
+    lines += [f"    not    {text}" for text in finding.ruled_out]
+    lines += [f"    try    {hint.change}" for hint in finding.hints]
+    return lines
+
+
+def diagnosis_lines(run: RunView | None, diagnosis: RunDiagnosis | None) -> list[str]:
+    """Return the findings of a run, dearest first."""
+    if run is None or diagnosis is None:
+        return ["no run of yours on this machine"]
+    lines = [
+        f"run {run.run}  {run.name}  {run.state}  {run.steps:,} steps, {run.window} in the window"
+    ]
+    opened = [f for f in diagnosis.findings if f.state == "open"]
+    for finding in opened:
+        lines += _finding_lines(finding)
+    if not opened:
+        lines.append("nothing found")
+    lines += [f"- {a.kind} cannot be judged: it needs {a.needs}" for a in diagnosis.abstained]
+    return lines

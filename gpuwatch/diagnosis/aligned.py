@@ -1,0 +1,117 @@
+"""The steps that all ranks of a run have in their windows, side by side."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpuwatch.schema import PhasesNs, StepRecord
+from gpuwatch.store.views import RankView, RunView
+
+__all__ = ["Aligned", "align", "mad_ms", "mean_ms", "ranks_text"]
+
+
+def mean_ms(values: Sequence[float]) -> float:
+    """Mean of at least one value."""
+    return statistics.fmean(values)
+
+
+def mad_ms(values: Sequence[float]) -> float:
+    """Median absolute deviation: scatter that a few odd steps do not move."""
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks as a person would: `rank 3`, `ranks 0-7, 9`."""
+    parts: list[str] = []
+    start = previous = None
+    for rank in [*sorted(ranks), None]:
+        if start is None:
+            start = previous = rank
+        elif previous is not None and rank == previous + 1:
+            previous = rank
+        else:
+            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+            start = previous = rank
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}"
+
+
+def deciding(record: StepRecord) -> PhasesNs:
+    """Return the phases of the clock that decides."""
+    if record.clock == "device" and record.device is not None:
+        return record.device
+    return record.host
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Steady steps by index: every list is [rank][step], in ms.
+
+    Synchronous training keeps ranks in step, so the index aligns them without any clock. A phase
+    that is n/a counts as absent (0) in sums; `comm_known` says whether exposed communication was
+    measured at all.
+    """
+
+    ranks: tuple[RankView, ...]
+    indices: tuple[int, ...]
+    records: tuple[tuple[StepRecord, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """Number of aligned steps."""
+        return len(self.indices)
+
+    def phase_ms(self, name: str) -> list[list[float]]:
+        """Return one phase, [rank][step]."""
+        return [[(getattr(deciding(r), name) or 0) / 1e6 for r in row] for row in self.records]
+
+    @cached_property
+    def step_ms(self) -> list[list[float]]:
+        """Step, [rank][step]."""
+        return [[r.step_ns / 1e6 for r in row] for row in self.records]
+
+    @cached_property
+    def comm_ms(self) -> list[list[float]]:
+        """Exposed communication, [rank][step]."""
+        return self.phase_ms("comm")
+
+    @cached_property
+    def data_wait_ms(self) -> list[list[float]]:
+        """Data wait, [rank][step]."""
+        return self.phase_ms("data_wait")
+
+    @cached_property
+    def own_ms(self) -> list[list[float]]:
+        """Step without exposed communication, [rank][step]."""
+        return [
+            [step - comm for step, comm in zip(steps, comms, strict=True)]
+            for steps, comms in zip(self.step_ms, self.comm_ms, strict=True)
+        ]
+
+    @cached_property
+    def transfer_ms(self) -> list[float]:
+        """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
+        return [min(column) for column in zip(*self.comm_ms, strict=True)]
+
+    @cached_property
+    def mean_step_ms(self) -> float:
+        """Mean step over all ranks and steps."""
+        return mean_ms([value for row in self.step_ms for value in row])
+
+    @property
+    def comm_known(self) -> bool:
+        """Whether every rank measured exposed communication."""
+        return all(deciding(r).comm is not None for row in self.records for r in row)
+
+
+def align(run: RunView) -> Aligned | None:
+    """Return the steady steps that every rank of the run has, None if there is none."""
+    ranks = tuple(r for r in run.ranks if r.window and r.state not in {"gone", "silent"})
+    if not ranks:
+        return None
+    shared = set.intersection(*({s.index for s in r.window} for r in ranks))
+    if not shared:
+        return None
+    records = tuple(tuple(s for s in r.window if s.index in shared) for r in ranks)
+    return Aligned(ranks, tuple(s.index for s in records[0]), records)

@@ -1,0 +1,325 @@
+"""Communication: the network is the limit, or one rank is late and the others wait for it.
+
+Under synchronous training every rank has the same step, so step times say nothing. Own time
+(step - exposed communication) tells ranks apart, and the minimum over ranks of the exposed
+communication is the transfer that no rank's lateness explains.
+"""
+
+import statistics
+from dataclasses import replace
+
+from gpuwatch.diagnosis.aligned import Aligned, align, mad_ms, mean_ms, ranks_text
+from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
+from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
+
+__all__ = ["comm_bound", "straggler"]
+
+MIN_STEPS = 8
+SHARE_WARNING = 0.10
+SHARE_CRITICAL = 0.20
+CRITICAL_STEPS = 20
+FLOOR_MS = 2.0
+HELD_IN = 0.5
+HELD_HIGH = 0.9
+
+LAST_IN = 0.7
+"""Share of steps in which the same rank must be last. Below it lateness rotates: a trial with one
+random late rank of three gave 52 %, fixed ones gave 100 %."""
+
+SCATTER = 3.0
+"""A lag must exceed this many standard errors of its median; on a busy machine a share of the step
+alone called a healthy run late."""
+
+MEDIAN_ERROR = 1.858
+"""Standard error of a median from the MAD: 1.4826 (MAD to sigma) x 1.2533 (mean to median)."""
+
+BULK_BYTES = 2**20
+"""Gradients below this are bound by latency: halving their bytes changes nothing."""
+
+COMPRESSED = (0.5, 0.7)
+"""Share of the transfer that is left when gradients travel in 16 bits: half the bytes, and what
+latency does not let go."""
+
+_OWN_PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
+
+
+def _distributed(picture: RunPicture, kind: str) -> Aligned | Abstain | None:
+    if picture.run.world_size < 2:
+        return None
+    aligned = align(picture.run)
+    if aligned is None or aligned.count < MIN_STEPS:
+        return None
+    if len(aligned.ranks) < picture.run.world_size:
+        return Abstain(
+            kind, f"all {picture.run.world_size} ranks; {len(aligned.ranks)} report steady steps"
+        )
+    if not aligned.comm_known:
+        return Abstain(kind, "exposed communication of every rank")
+    first = aligned.ranks[0]
+    if first.hello is not None and first.hello.device != "cpu" and first.clock == "host":
+        return Abstain(kind, "device timings: on a GPU the host clock runs ahead")
+    return aligned
+
+
+def straggler(picture: RunPicture) -> Outcome:
+    """One rank is last in most steps, and the others wait for it.
+
+    cost = own time of that rank - median own time of the others.
+    """
+    aligned = _distributed(picture, "straggler")
+    if not isinstance(aligned, Aligned):
+        return aligned
+    own = [mean_ms(row) for row in aligned.own_ms]
+    row = max(range(len(own)), key=own.__getitem__)
+    others = [i for i in range(len(own)) if i != row]
+    lags_ms = [
+        aligned.own_ms[row][s] - statistics.median(aligned.own_ms[i][s] for i in others)
+        for s in range(aligned.count)
+    ]
+    lag_ms = own[row] - statistics.median(own[i] for i in others)
+    step_ms = aligned.mean_step_ms
+    last_in = mean_ms(
+        [
+            all(aligned.own_ms[row][s] >= aligned.own_ms[i][s] for i in others)
+            for s in range(aligned.count)
+        ]
+    )
+    error_ms = MEDIAN_ERROR * mad_ms(lags_ms) / aligned.count**0.5
+    if (
+        lag_ms < max(FLOOR_MS, SHARE_WARNING * step_ms)
+        or statistics.median(lags_ms) < SCATTER * error_ms
+        or last_in < LAST_IN
+    ):
+        return None
+    excess = {
+        phase: means[row] - statistics.median(means[i] for i in others)
+        for phase in _OWN_PHASES
+        for means in [[mean_ms(values) for values in aligned.phase_ms(phase)]]
+    }
+    phase = max(excess, key=excess.__getitem__)
+    rank = aligned.ranks[row]
+    if phase == "data_wait" and rank.rank in starved_ranks(aligned):
+        return None  # the loader is the cause, and its own finding names this rank
+    return _straggler_finding(aligned, row, own, lag_ms, last_in, phase, excess)
+
+
+def _straggler_finding(
+    aligned: Aligned,
+    row: int,
+    own: list[float],
+    lag_ms: float,
+    last_in: float,
+    phase: str,
+    excess: dict[str, float],
+) -> Finding:
+    rank = aligned.ranks[row]
+    others = [i for i in range(len(own)) if i != row]
+    step_ms = aligned.mean_step_ms
+    share = lag_ms / step_ms
+    transfer_ms = mean_ms(aligned.transfer_ms)
+    covered = excess[phase] / lag_ms if lag_ms else 0.0
+    waits_ms = mean_ms([mean_ms(aligned.comm_ms[i]) for i in others])
+    high = last_in >= HELD_HIGH and covered >= 0.8
+    return Finding(
+        kind="straggler",
+        severity=(
+            "critical"
+            if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
+            else "warning"
+        ),
+        ranks=(rank.rank,),
+        nodes=(rank.node,),
+        cost_ms=lag_ms,
+        share=share,
+        confidence="high" if high else "medium",
+        summary=(
+            f"{ranks_text([rank.rank])} is late by {lag_ms:.0f} ms of {step_ms:.0f} ms a step, in "
+            f"{phase}: the others wait for it"
+        ),
+        evidence=(
+            Evidence(
+                "own_ms",
+                round(own[row], 2),
+                "ms",
+                f"{statistics.median(own[i] for i in others):.1f} ms, median of the others",
+                "step - exposed communication",
+            ),
+            Evidence(
+                f"{phase}_excess",
+                round(excess[phase], 2),
+                "ms",
+                f"{covered:.0%} of the lag",
+                "mean of window, against the median of the others",
+            ),
+            Evidence(
+                "last_in",
+                round(last_in * aligned.count),
+                "steps",
+                f"of {aligned.count} in the window",
+                "largest own time of the step",
+            ),
+        ),
+        ruled_out=(
+            f"network: transfer {transfer_ms:.1f} of {waits_ms:.0f} ms that the others wait",
+            f"rotating lateness: the same rank is last in {last_in:.0%} of the steps",
+        ),
+        hints=(
+            Hint(
+                change=(
+                    f"find what slows {phase} on {ranks_text([rank.rank])} ({rank.node}): predicted "
+                    f"step {step_ms:.0f} -> {step_ms - lag_ms:.0f} ms"
+                ),
+                knob=phase,
+                predicted_ms=(step_ms - lag_ms, step_ms - lag_ms / 2),
+            ),
+        ),
+    )
+
+
+def comm_bound(picture: RunPicture) -> Outcome:
+    """All ranks wait alike for the network; or, as a note, they wait for a cause named elsewhere.
+
+    cost = mean transfer.
+    """
+    aligned = _distributed(picture, "comm_bound")
+    if not isinstance(aligned, Aligned):
+        return aligned
+    step_ms = aligned.mean_step_ms
+    transfers = aligned.transfer_ms
+    transfer_ms = mean_ms(transfers)
+    exposed_ms = mean_ms([mean_ms(row) for row in aligned.comm_ms])
+    peer_wait_ms = exposed_ms - transfer_ms
+    held = mean_ms([t >= SHARE_WARNING * step_ms for t in transfers])
+    floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
+    if transfer_ms >= floor_ms and held >= HELD_IN:
+        return _comm_finding(aligned, transfer_ms, peer_wait_ms, held)
+    if peer_wait_ms >= floor_ms:
+        for rule in (straggler, loader_few_workers):
+            cause = rule(picture)
+            if isinstance(cause, Finding):
+                return _follows(aligned, cause, transfer_ms, exposed_ms)
+    return None
+
+
+def _comm_finding(
+    aligned: Aligned, transfer_ms: float, peer_wait_ms: float, held: float
+) -> Finding:
+    step_ms = aligned.mean_step_ms
+    share = transfer_ms / step_ms
+    ddp = next((r.hello.ddp for r in aligned.ranks if r.hello is not None and r.hello.ddp), None)
+    evidence = [
+        Evidence(
+            "transfer",
+            round(transfer_ms, 2),
+            "ms",
+            f"{step_ms:.1f} ms step; {SHARE_WARNING:.0%} is where it counts",
+            "minimum over ranks of exposed communication, mean of window",
+        ),
+        Evidence(
+            "peer_wait",
+            round(peer_wait_ms, 2),
+            "ms",
+            "transfer",
+            "mean exposed communication - transfer",
+        ),
+    ]
+    hints = []
+    if ddp is not None and ddp.gradient_bytes:
+        rate = ddp.gradient_bytes / 2**20 / (transfer_ms / 1e3)
+        evidence.append(
+            Evidence(
+                "gradient_bytes",
+                round(ddp.gradient_bytes / 2**20, 1),
+                "MiB",
+                f"at least {rate:.0f} MiB/s of gradients in the exposed time",
+                f"DDP over {ddp.backend or 'an unnamed backend'}",
+            )
+        )
+    if ddp is not None and not ddp.comm_hook and (ddp.gradient_bytes or 0) >= BULK_BYTES:
+        hook = "bf16_compress_hook" if "nccl" in ddp.backend else "fp16_compress_hook"
+        low_ms = step_ms - transfer_ms * (1 - COMPRESSED[0])
+        high_ms = step_ms - transfer_ms * (1 - COMPRESSED[1])
+        hints.append(
+            Hint(
+                change=(
+                    f"comm hook none -> {hook}: predicted step {step_ms:.0f} -> "
+                    f"{low_ms:.0f}..{high_ms:.0f} ms"
+                ),
+                knob="comm_hook",
+                old="none",
+                new=hook,
+                predicted_ms=(low_ms, high_ms),
+            )
+        )
+    batches = round(mean_ms([r.batches for row in aligned.records for r in row]))
+    more = 2 * batches
+    a_batch_ms = (more * (step_ms - transfer_ms) / batches + transfer_ms) / more
+    hints.append(
+        Hint(
+            change=(
+                f"gradient accumulation {batches} -> {more} with no_sync: predicted time a batch "
+                f"{step_ms / batches:.0f} -> {a_batch_ms:.0f} ms"
+            ),
+            knob="gradient_accumulation",
+            old=batches,
+            new=more,
+        )
+    )
+    alike = peer_wait_ms < transfer_ms
+    return Finding(
+        kind="comm_bound",
+        severity=(
+            "critical"
+            if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
+            else "warning"
+        ),
+        ranks=tuple(r.rank for r in aligned.ranks),
+        nodes=tuple(sorted({r.node for r in aligned.ranks})),
+        cost_ms=transfer_ms,
+        share=share,
+        confidence="high" if held >= HELD_HIGH and alike else "medium",
+        summary=(
+            f"communication that compute does not hide takes {transfer_ms:.0f} of "
+            f"{step_ms:.0f} ms a step on every rank"
+        ),
+        evidence=tuple(evidence),
+        ruled_out=(
+            (f"straggler: waiting for peers is {peer_wait_ms:.1f} ms beside {transfer_ms:.1f} ms "
+             "of transfer",)
+            if alike
+            else ()
+        ),
+        hints=tuple(hints),
+    )
+
+
+def _follows(
+    aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: float
+) -> Finding:
+    waiting = tuple(r.rank for r in aligned.ranks if r.rank not in cause.ranks)
+    ranks = waiting or tuple(r.rank for r in aligned.ranks)
+    return replace(
+        cause,
+        kind="comm_bound",
+        severity="note",
+        ranks=ranks,
+        nodes=tuple(sorted({r.node for r in aligned.ranks if r.rank in ranks})),
+        cost_ms=None,
+        share=None,
+        summary=(
+            f"communication time is waiting for {ranks_text(cause.ranks)}, not bandwidth: "
+            f"{exposed_ms:.0f} ms exposed, {transfer_ms:.1f} ms of it transfer"
+        ),
+        evidence=(
+            Evidence(
+                "transfer",
+                round(transfer_ms, 2),
+                "ms",
+                f"{exposed_ms:.1f} ms exposed, mean over ranks",
+                "minimum over ranks of exposed communication",
+            ),
+        ),
+        ruled_out=(f"bandwidth: transfer {transfer_ms:.1f} of {exposed_ms:.1f} ms",),
+        hints=(),
+        follows=cause.kind,
+    )

@@ -1,0 +1,158 @@
+"""The life of findings: opened late, closed late, numbered once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from gpuwatch.diagnosis.communication import comm_bound, straggler
+from gpuwatch.diagnosis.input import loader_few_workers
+from gpuwatch.diagnosis.types import Abstain, Finding, Rule, RunDiagnosis, RunPicture
+from gpuwatch.store.views import RunView, View
+
+__all__ = ["RULES", "Engine", "diagnose_run"]
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "loader_few_workers": loader_few_workers,
+        "straggler": straggler,
+        "comm_bound": comm_bound,
+    }
+)
+"""Every rule under the kind it finds. A new kind is a function and a line here."""
+
+OPEN_AFTER = 2
+CLOSE_AFTER = 5
+"""Evaluations in a row, one a second: a finding must hold to open and be gone to close."""
+
+_KEPT_RESOLVED = 16
+_KEPT_RUNS = 64
+
+
+def picture_of(view: View, run: RunView) -> RunPicture:
+    """Return what the rules see of one run."""
+    return RunPicture(run, tuple(n for n in view.nodes if n.node in run.nodes))
+
+
+def _by_cost(finding: Finding) -> tuple[bool, float]:
+    return finding.cost_ms is None, -(finding.cost_ms or 0.0)
+
+
+def diagnose_run(picture: RunPicture) -> tuple[list[Finding], list[Abstain]]:
+    """Ask every rule once. No life cycle: what holds now, dearest first."""
+    findings: list[Finding] = []
+    abstained: list[Abstain] = []
+    for rule in RULES.values():
+        outcome = rule(picture)
+        if isinstance(outcome, Finding):
+            findings.append(replace(outcome, run=picture.run.run))
+        elif isinstance(outcome, Abstain):
+            abstained.append(outcome)
+    findings.sort(key=_by_cost)
+    return findings, abstained
+
+
+@dataclass(slots=True)
+class _Life:
+    """One finding over time."""
+
+    id: str
+    finding: Finding
+    seen: int = 1
+    missed: int = 0
+    open: bool = False
+
+
+@dataclass(slots=True)
+class _RunState:
+    lives: dict[str, _Life] = field(default_factory=dict)
+    numbered: int = 0
+    settled: bool = False
+    last: RunDiagnosis | None = None
+
+
+class Engine:
+    """Evaluates views and keeps the findings' identities. Call it about once a second.
+
+    Args:
+        open_after: evaluations in a row in which a cause must be found before it is shown; 1 for
+            one-shot commands, whose window is the only evidence there is.
+    """
+
+    def __init__(self, *, open_after: int = OPEN_AFTER, close_after: int = CLOSE_AFTER) -> None:
+        self._open_after = open_after
+        self._close_after = close_after
+        self._runs: dict[str, _RunState] = {}
+
+    def __call__(self, view: View) -> tuple[RunDiagnosis, ...]:
+        """Evaluate every run of the view."""
+        return tuple(self.evaluate(view, run) for run in view.runs)
+
+    def evaluate(self, view: View, run: RunView) -> RunDiagnosis:
+        """Evaluate one run. One that has ended keeps what was found while it ran."""
+        state = self._runs.get(run.run)
+        if state is None:
+            if len(self._runs) >= _KEPT_RUNS:
+                del self._runs[next(iter(self._runs))]
+            state = self._runs[run.run] = _RunState()
+        if run.state == "ended" and state.last is not None and state.settled:
+            return state.last
+        state.settled = run.state == "ended"
+        if state.settled and state.last is not None and state.last.findings:
+            return state.last
+        findings, abstained = diagnose_run(picture_of(view, run))
+        self._live(state, run, findings, {a.kind for a in abstained}, view.at_s)
+        state.last = RunDiagnosis(run.run, self._shown(state), tuple(abstained))
+        return state.last
+
+    def _live(
+        self,
+        state: _RunState,
+        run: RunView,
+        findings: list[Finding],
+        abstained: set[str],
+        at_s: float,
+    ) -> None:
+        found = {f.kind: f for f in findings}
+        for kind, finding in found.items():
+            life = state.lives.get(kind)
+            if life is None:
+                life = state.lives[kind] = _Life("", finding, seen=0)
+            life.seen += 1
+            life.missed = 0
+            if not life.open and life.seen >= self._open_after:
+                life.open = True
+                if not life.id:
+                    state.numbered += 1
+                    life.id = f"F{state.numbered}"
+                finding = replace(finding, opened_step=run.steps, opened_s=at_s)
+            elif life.open:
+                finding = replace(
+                    finding,
+                    opened_step=life.finding.opened_step,
+                    opened_s=life.finding.opened_s,
+                )
+            life.finding = replace(finding, id=life.id, state="open")
+        for kind, life in list(state.lives.items()):
+            if kind in found or kind in abstained:
+                continue
+            life.seen = 0
+            life.missed += 1
+            if not life.open and not life.id:
+                del state.lives[kind]
+            elif life.open and life.missed >= self._close_after:
+                life.open = False
+                life.finding = replace(
+                    life.finding, state="resolved", resolved_step=run.steps
+                )
+
+    @staticmethod
+    def _shown(state: _RunState) -> tuple[Finding, ...]:
+        ids = {life.finding.kind: life.id for life in state.lives.values() if life.open}
+        opened = []
+        for life in state.lives.values():
+            if life.open:
+                follows = life.finding.follows
+                opened.append(replace(life.finding, follows=ids.get(follows) if follows else None))
+        opened.sort(key=_by_cost)
+        resolved = [life.finding for life in state.lives.values() if life.id and not life.open]
+        return (*opened, *resolved[-_KEPT_RESOLVED:])

@@ -1,0 +1,116 @@
+"""What a rule may answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuwatch.store.views import NodeView, RunView
+
+__all__ = [
+    "CONFIDENCES",
+    "SEVERITIES",
+    "Abstain",
+    "Evidence",
+    "Finding",
+    "Hint",
+    "Outcome",
+    "Rule",
+    "RunDiagnosis",
+    "RunPicture",
+]
+
+SEVERITIES = ("note", "warning", "critical")
+"""From least to most severe."""
+
+CONFIDENCES = ("low", "medium", "high")
+"""From least to most confident."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number behind a finding, what it is compared with, and where it was read."""
+
+    metric: str
+    value: float | str
+    unit: str
+    compared_with: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One concrete change. `predicted_ms` is the mean step after it, as (low, high) in ms.
+
+    `old` and `new` are the values of `knob` before and after; None where the change is no value.
+    """
+
+    change: str
+    knob: str
+    old: str | int | float | bool | None = None
+    new: str | int | float | bool | None = None
+    predicted_ms: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A diagnosed cause.
+
+    `cost_ms` is what the step would lose if the cause were gone, None for a consequence that
+    `follows` another kind; `share` is cost / step. `ranks` is sorted and never empty. `id`,
+    `opened_step` and `opened_s` are given by the engine; a rule leaves them empty, and says in
+    `follows` the kind it follows, which the engine replaces by that finding's id.
+    """
+
+    kind: str
+    severity: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    cost_ms: float | None
+    share: float | None
+    confidence: str
+    summary: str
+    evidence: tuple[Evidence, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    follows: str | None = None
+    id: str = ""
+    run: str = ""
+    opened_step: int = 0
+    opened_s: float = 0.0
+    state: str = "open"
+    resolved_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abstain:
+    """A rule that cannot judge, and what it would need."""
+
+    kind: str
+    needs: str
+
+
+Outcome = Finding | Abstain | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """What a rule sees: one run with its nodes."""
+
+    run: RunView
+    nodes: tuple[NodeView, ...] = field(default=())
+
+    def node(self, name: str) -> NodeView | None:
+        """Return the node of that name, or None."""
+        return next((n for n in self.nodes if n.node == name), None)
+
+
+Rule = Callable[[RunPicture], Outcome]
+"""A pure function; its kind is the name it is registered under."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiagnosis:
+    """What was found in one run, and which rules could not judge it."""
+
+    run: str
+    findings: tuple[Finding, ...] = ()
+    abstained: tuple[Abstain, ...] = ()

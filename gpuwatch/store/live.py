@@ -1,0 +1,541 @@
+"""The Store: frames in, views out. One lock, no sockets, no screen."""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpuwatch.errors import FrameError
+from gpuwatch.frames import decode_node_frame, decode_rank_frame, decode_sensor_frame, printable
+from gpuwatch.schema import (
+    Bye,
+    Hello,
+    Ledger,
+    NodeFrame,
+    ProcessSample,
+    RankAge,
+    RankFrame,
+    RankState,
+    Reply,
+    SensorFrame,
+    StepRecord,
+)
+from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
+from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
+
+__all__ = ["SILENT_S", "Store"]
+
+SILENT_S = 3.0
+"""Thirty missed flushes: amber, never a proof of death."""
+
+_NODE_QUIET_S = 1.5
+_KEPT_RUNS = 32
+_KEPT_RANKS = 20_000
+_KEPT_EVENTS = 500
+_KEPT_REPLIES = 16
+
+_PROCESS_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "blocked in the kernel",
+    "Z": "a zombie",
+    "R": "running, but its telemetry thread is not: the GIL is held",
+    "S": "sleeping, and its telemetry thread with it: the GIL is held",
+}
+
+
+def _clean(value: Any) -> Any:
+    """Return the value with every text in it fit for a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, msgspec.Struct):
+        changes = {}
+        for name in value.__struct_fields__:
+            old = getattr(value, name)
+            new = _clean(old)
+            if new is not old:
+                changes[name] = new
+        return msgspec.structs.replace(value, **changes) if changes else value
+    if isinstance(value, tuple):
+        return tuple(_clean(item) for item in value) if value else value
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()} if value else value
+    return value
+
+
+class _Rank:
+    """The mutable picture of one rank."""
+
+    def __init__(self, run: str, rank: int, node: str, incarnation: str) -> None:
+        self.run = run
+        self.rank = rank
+        self.node = node
+        self.incarnation = incarnation
+        self.former: set[str] = set()
+        self.restarts = 0
+        self.hello: Hello | None = None
+        self.simulated = False
+        self.dropped = 0
+        self.lost = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.seq: int | None = None
+        self.open_gap = 0
+        self.gap_index = -1
+        self.last_index = -1
+        self.last: StepRecord | None = None
+        self.window = Window()
+        self.timeline = Timeline()
+        self.state = RankState()
+        self.ledger = Ledger()
+        self.bye: Bye | None = None
+        self.heard_s = 0.0
+        self.age: RankAge | None = None
+        self.age_heard_s = 0.0
+        self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
+
+    def restart(self, incarnation: str) -> None:
+        self.former.add(self.incarnation)
+        self.incarnation = incarnation
+        self.restarts += 1
+        self._clear()
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def take(self, frame: RankFrame, received_s: float) -> bool:
+        """Take a frame; returns whether frames are missing that a snapshot could bring back."""
+        self.heard_s = received_s
+        self.age = None
+        self.simulated = frame.simulated
+        self.dropped = frame.dropped
+        if frame.hello is not None:
+            self.hello = _clean(frame.hello)
+        self.replies.extend(_clean(frame.replies))
+        if frame.bye is not None:
+            self.bye = _clean(frame.bye)
+        if frame.snapshot:
+            self._take_snapshot(frame)
+            return False
+        if self.seq is not None and frame.seq <= self.seq:
+            return False
+        missing = self.seq is not None and frame.seq > self.seq + 1
+        if missing and self.seq is not None:
+            if not self.open_gap:
+                self.gap_index = self.last_index
+            self.open_gap += frame.seq - self.seq - 1
+        self.seq = frame.seq
+        self.state = _clean(frame.state)
+        self.ledger = frame.ledger
+        for record in frame.records:
+            if record.index > self.last_index:
+                self._append(record)
+        return missing
+
+    def _append(self, record: StepRecord) -> None:
+        self.last_index = record.index
+        self.last = record
+        self.timeline.add(record)
+        if is_steady(record):
+            self.window.append(record)
+
+    def _take_snapshot(self, frame: RankFrame) -> None:
+        records = frame.records
+        if self.seq is None or frame.seq >= self.seq:
+            self.seq = frame.seq
+            self.state = _clean(frame.state)
+            self.ledger = frame.ledger
+        if self.open_gap:
+            # What was lost is in the rank's own memory if that reaches back to before the gap.
+            if records and records[0].index > self.gap_index + 1:
+                self.lost += self.open_gap
+            self.open_gap = 0
+        known = {r.index for r in self.window.records}
+        if not records or all(r.index in known or not is_steady(r) for r in records):
+            return
+        merged = {r.index: r for r in self.window.records}
+        for record in records:
+            if is_steady(record):
+                merged[record.index] = record
+        steady = [merged[i] for i in sorted(merged)]
+        self.window.replace(steady[-WINDOW_STEPS:])
+        newest = records[-1]
+        self.timeline.rebuild(
+            [*records, *(r for r in self.window.records if r.index > newest.index)]
+        )
+        if newest.index > self.last_index:
+            self.last_index = newest.index
+            self.last = newest
+
+    # --- the view ------------------------------------------------------------------------------
+
+    def view(
+        self,
+        now_s: float,
+        node_live: bool,
+        process: ProcessSample | None,
+        workers: tuple[ProcessSample, ...],
+    ) -> RankView:
+        window = self.window
+        p50_ms, p95_ms = window.percentiles_ms()
+        age_s = max(0.0, now_s - self.heard_s)
+        state, reason = self._condition(age_s, node_live)
+        return RankView(
+            run=self.run,
+            rank=self.rank,
+            node=self.node,
+            incarnation=self.incarnation,
+            restarts=self.restarts,
+            state=state,
+            state_reason=reason,
+            age_s=age_s,
+            phase=self.state.phase,
+            phase_age_s=self.state.phase_age_ns / 1e9 + age_s,
+            steps=self.state.step if self.last is None else max(self.state.step, self.last_index + 1),
+            clock=self.last.clock if self.last is not None else "host",
+            window=tuple(window.records),
+            last=self.last,
+            step_ms=window.step_ms,
+            step_p50_ms=p50_ms,
+            step_p95_ms=p95_ms,
+            own_ms=window.own_ms,
+            phases_ms=window.phases_ms,
+            phases_na=self.state.phases_na,
+            data_wait_ratio=window.data_wait_ratio,
+            samples_per_s=window.samples_per_s,
+            queue_depth=window.queue_depth,
+            queue_capacity=None if self.last is None else self._capacity(),
+            ledger=self.ledger,
+            lost=self.lost + self.open_gap,
+            dropped=self.dropped,
+            loss=self.state.loss,
+            epoch=self.state.epoch,
+            total_steps=self.state.total_steps,
+            hello=self.hello,
+            process=process,
+            workers=workers,
+            timeline=self.timeline.rollups(),
+            notices=self.state.notices,
+            replies=tuple(self.replies),
+            simulated=self.simulated,
+        )
+
+    def _capacity(self) -> int | None:
+        return next(
+            (r.queue_capacity for r in reversed(self.window.records) if r.queue_capacity), None
+        )
+
+    def _condition(self, age_s: float, node_live: bool) -> tuple[str, str]:
+        bye = self.bye
+        if bye is not None:
+            return "ended", f"{bye.reason}: {bye.detail}" if bye.detail else bye.reason
+        age = self.age
+        if age is not None and age.pid_alive is False:
+            return "gone", printable(age.gone_reason) or "its process has ended without a goodbye"
+        if node_live and age_s > SILENT_S:
+            letter = age.process_state if age is not None else ""
+            return "silent", _PROCESS_STATES.get(letter, "no word from it")
+        return self.state.status, ""
+
+
+class _Node:
+    """The mutable picture of one node."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.incarnation = ""
+        self.seq = 0
+        self.lost = 0
+        self.heard_s = 0.0
+        self.agent_pid = 0
+        self.sensors: SensorFrame | None = None
+        self.sensors_heard_s = 0.0
+        self.sensors_reason = ""
+        self.notices: tuple[str, ...] = ()
+        self.by_pid: dict[int, ProcessSample] = {}
+        self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
+
+    def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
+        self.sensors = frame
+        self.sensors_heard_s = received_s
+        self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
+        workers: dict[int, list[ProcessSample]] = {}
+        for process in frame.processes:
+            if process.role == "worker":
+                workers.setdefault(process.rank_pid, []).append(process)
+        self.by_rank_pid = {pid: tuple(found) for pid, found in workers.items()}
+
+    def view(self, now_s: float) -> NodeView:
+        sensors = self.sensors
+        return NodeView(
+            node=self.name,
+            age_s=max(0.0, now_s - self.heard_s),
+            agent_pid=self.agent_pid,
+            lost=self.lost,
+            host=None if sensors is None else sensors.host,
+            gpus=() if sensors is None else sensors.gpus,
+            gpus_reason=(
+                printable(sensors.gpus_reason) if sensors is not None else "no sensor reading yet"
+            ),
+            sensors_age_s=None if sensors is None else max(0.0, now_s - self.sensors_heard_s),
+            sensors_reason=self.sensors_reason,
+            notices=self.notices,
+        )
+
+
+class Store:
+    """Everything that is known, from the frames of any number of nodes.
+
+    `apply` is called by one receiving thread, `view` by any other. Ages count from the arrival of
+    a frame by the clock given, so the senders' clocks do not matter.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ranks: dict[tuple[str, int], _Rank] = {}
+        self._nodes: dict[str, _Node] = {}
+        self._raw_runs: OrderedDict[str, str] = OrderedDict()
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._said: dict[tuple[str, int], str] = {}
+        self._version = 0
+        self._refused = 0
+        self._refusal = ""
+        self._link = "connecting"
+        self._message = ""
+        self._replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._version
+
+    # --- frames in -----------------------------------------------------------------------------
+
+    def apply(self, data: bytes, received_s: float) -> list[tuple[str, int]]:
+        """Take the bytes of one node frame.
+
+        A frame that cannot be read is counted and its reason kept; nothing else is lost by it.
+
+        Returns:
+            (run, rank) of each rank whose frames are missing and may be asked for again, with
+            the run id as its owner spells it.
+        """
+        try:
+            node_frame = decode_node_frame(data)
+        except FrameError as exc:
+            with self._lock:
+                self._refuse(exc)
+            return []
+        frames: list[RankFrame] = []
+        sensors: SensorFrame | None = None
+        problem: FrameError | None = None
+        for raw in node_frame.frames:
+            try:
+                frames.append(decode_rank_frame(bytes(raw)))
+            except FrameError as exc:
+                problem = exc
+        if node_frame.sensors is not None:
+            try:
+                sensors = _clean(decode_sensor_frame(bytes(node_frame.sensors)))
+            except FrameError as exc:
+                problem = exc
+        with self._lock:
+            if problem is not None:
+                self._refuse(problem)
+            return self._apply(node_frame, frames, sensors, received_s)
+
+    def _refuse(self, exc: FrameError) -> None:
+        self._refused += 1
+        self._refusal = printable(str(exc))
+        self._version += 1
+
+    def _apply(
+        self,
+        node_frame: NodeFrame,
+        frames: list[RankFrame],
+        sensors: SensorFrame | None,
+        received_s: float,
+    ) -> list[tuple[str, int]]:
+        name = printable(node_frame.node)
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes[name] = _Node(name)
+        if node.incarnation == node_frame.incarnation:
+            node.lost += max(0, node_frame.seq - node.seq - 1)
+        node.incarnation = node_frame.incarnation
+        node.seq = node_frame.seq
+        node.heard_s = received_s
+        node.agent_pid = node_frame.agent_pid
+        node.sensors_reason = printable(node_frame.sensors_reason)
+        node.notices = _clean(node_frame.notices)
+        if sensors is not None:
+            node.take_sensors(sensors, received_s)
+        self._replies.extend(_clean(node_frame.replies))
+        missing = []
+        for frame in frames:
+            rank = self._rank(frame, name)
+            if rank is not None and rank.take(frame, received_s):
+                missing.append((frame.run, frame.rank))
+        for age in node_frame.ages:
+            self._take_age(age, received_s)
+        self._version += 1
+        return missing
+
+    def _rank(self, frame: RankFrame, node: str) -> _Rank | None:
+        run = printable(frame.run)
+        key = (run, frame.rank)
+        rank = self._ranks.get(key)
+        if rank is None:
+            if len(self._ranks) >= _KEPT_RANKS:
+                return None
+            rank = self._ranks[key] = _Rank(run, frame.rank, node, frame.incarnation)
+            self._raw_runs[run] = frame.run
+            self._forget_old_runs()
+        elif frame.incarnation != rank.incarnation:
+            if frame.incarnation in rank.former:
+                return None  # a late frame of a process that has been replaced
+            rank.restart(frame.incarnation)
+            self._event(f"rank {frame.rank} restarted", "warning", run)
+        rank.node = node
+        return rank
+
+    def _forget_old_runs(self) -> None:
+        while len(self._raw_runs) > _KEPT_RUNS:
+            old, _ = self._raw_runs.popitem(last=False)
+            for key in [key for key in self._ranks if key[0] == old]:
+                del self._ranks[key]
+
+    def _take_age(self, age: RankAge, received_s: float) -> None:
+        rank = self._ranks.get((printable(age.run), age.rank))
+        if rank is None or rank.incarnation != age.incarnation:
+            return
+        rank.age = age
+        # The node process heard it last `age_s` before this frame; trust the older of the two.
+        if rank.heard_s == 0.0:
+            rank.heard_s = received_s - age.age_s
+        rank.heard_s = min(rank.heard_s, received_s - age.age_s)
+
+    def set_link(self, link: str, message: str = "") -> None:
+        """Say how the way to the data is: connecting, live, lost or replay, and a sentence."""
+        with self._lock:
+            if (link, message) != (self._link, self._message):
+                if link == "lost" and message:
+                    self._event(message, "warning")
+                self._link = link
+                self._message = message
+                self._version += 1
+
+    def raw_run(self, run: str) -> str:
+        """Return a run id as its owner spells it, for a command."""
+        return self._raw_runs.get(run, run)
+
+    def replies(self) -> tuple[Reply, ...]:
+        """Return what node processes answered themselves."""
+        with self._lock:
+            return tuple(self._replies)
+
+    def _event(self, text: str, severity: str = "note", run: str = "") -> None:
+        self._events.append(Event(time.time(), printable(text), severity, run))
+
+    # --- views out -----------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """Return the present picture."""
+        now_s = self._clock()
+        with self._lock:
+            by_run: dict[str, list[RankView]] = {}
+            for (run, _), rank in sorted(self._ranks.items(), key=lambda item: item[0][1]):
+                by_run.setdefault(run, []).append(self._rank_view(rank, now_s))
+            runs = [_run_view(run, tuple(ranks)) for run, ranks in by_run.items()]
+            runs.sort(key=lambda r: r.started_s, reverse=True)
+            notices = [n for node in self._nodes.values() for n in node.notices]
+            if self._refused:
+                notices.append(f"{self._refused} frames refused; the last: {self._refusal}")
+            return View(
+                version=self._version,
+                at_s=time.time(),
+                runs=tuple(runs),
+                nodes=tuple(node.view(now_s) for node in self._nodes.values()),
+                events=tuple(self._events),
+                link=self._link,
+                message=self._message,
+                refused=self._refused,
+                lost=sum(r.lost + r.open_gap for r in self._ranks.values()),
+                notices=tuple(notices),
+            )
+
+    def _rank_view(self, rank: _Rank, now_s: float) -> RankView:
+        node = self._nodes.get(rank.node)
+        node_live = node is not None and now_s - node.heard_s < _NODE_QUIET_S
+        pid = rank.hello.pid if rank.hello is not None else None
+        process = workers = None
+        if node is not None and pid is not None:
+            process = node.by_pid.get(pid)
+            workers = node.by_rank_pid.get(pid)
+        view = rank.view(now_s, node_live, process, workers or ())
+        self._note_change(view)
+        return view
+
+    def _note_change(self, view: RankView) -> None:
+        key = (view.run, view.rank)
+        before = self._said.get(key)
+        if before == view.state:
+            return
+        self._said[key] = view.state
+        reason = f" ({view.state_reason})" if view.state_reason else ""
+        if before is None:
+            self._event(f"rank {view.rank} on {view.node}: {view.state}{reason}", run=view.run)
+        elif view.state in {"silent", "gone", "ended", "hung"} or before in {"silent", "hung"}:
+            bad = view.state in {"silent", "gone", "hung"} or "exception" in view.state_reason
+            severity = ("critical" if view.state == "gone" else "warning") if bad else "note"
+            self._event(f"rank {view.rank} {view.state}{reason}", severity, view.run)
+
+
+def _run_view(run: str, ranks: tuple[RankView, ...]) -> RunView:
+    hellos = [r.hello for r in ranks if r.hello is not None]
+    steps_ms = [r.step_ms for r in ranks if r.step_ms is not None]
+    rates = [r.samples_per_s for r in ranks if r.samples_per_s is not None]
+    if all(r.state in {"ended", "gone"} for r in ranks):
+        state = "ended"
+    elif all(r.steps == 0 for r in ranks):
+        state = "starting"
+    else:
+        state = "running"
+    return RunView(
+        run=run,
+        name=next((h.run_name for h in hellos if h.run_name), "") or run,
+        state=state,
+        world_size=max([h.world_size for h in hellos], default=len(ranks)),
+        ranks=ranks,
+        nodes=tuple(sorted({r.node for r in ranks})),
+        steps=max(r.steps for r in ranks),
+        window=_shared_steps(ranks),
+        step_ms=sum(steps_ms) / len(steps_ms) if steps_ms else None,
+        samples_per_s=sum(rates) if rates else None,
+        loss=next((r.loss for r in ranks if r.loss is not None), None),
+        epoch=next((r.epoch for r in ranks if r.epoch is not None), None),
+        total_steps=next((r.total_steps for r in ranks if r.total_steps is not None), None),
+        started_s=min([h.started_s for h in hellos], default=0.0),
+        age_s=min(r.age_s for r in ranks),
+        lost=sum(r.lost for r in ranks),
+        dropped=sum(r.dropped for r in ranks),
+        simulated=any(r.simulated for r in ranks),
+    )
+
+
+def _shared_steps(ranks: tuple[RankView, ...]) -> int:
+    """How many steady steps all ranks have in their windows."""
+    if any(not r.window for r in ranks):
+        return 0
+    low = max(r.window[0].index for r in ranks)
+    high = min(r.window[-1].index for r in ranks)
+    if low > high:
+        return 0
+    return min(sum(low <= s.index <= high for s in r.window) for r in ranks)
