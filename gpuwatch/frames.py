@@ -70,8 +70,18 @@ _T = TypeVar("_T")
 
 
 def encode(frame: msgspec.Struct | tuple[Reply, ...]) -> bytes:
-    """Encode one frame (or the replies to commands) as MessagePack."""
-    return _encoder.encode(frame)
+    """Encode one frame (or the replies to commands) as MessagePack.
+
+    Ranges are checked where frames are decoded, not here.
+
+    Raises:
+        FrameError: text with lone surrogates (a file name that is not UTF-8, as Python decodes
+            it: `os.fsencode(name).decode("utf-8", "replace")` is safe), or an integer over 64 bits.
+    """
+    try:
+        return _encoder.encode(frame)
+    except (UnicodeError, OverflowError) as exc:
+        raise FrameError(f"cannot be encoded: {exc}") from None
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview, what: str) -> _T:

@@ -31,11 +31,11 @@ def agent(detach: bool, idle_s: float) -> None:
     if detach:
         _detach(str(directory / "agent.log"))
     from gpuwatch.commands.session import SAMPLER_ARGV
-    from gpuwatch.wire.collect import Agent, AgentAlreadyRunning
+    from gpuwatch.wire.collect import Agent, AgentRunningError
 
     try:
         node_process = Agent(directory, sampler_argv=SAMPLER_ARGV, idle_s=idle_s)
-    except AgentAlreadyRunning as exc:
+    except AgentRunningError as exc:
         if detach:
             return
         raise click.ClickException(str(exc)) from None
@@ -46,7 +46,8 @@ def agent(detach: bool, idle_s: float) -> None:
 
 def _detach(log: str) -> None:
     """Fork twice with a session of its own in between: no terminal, no parent, no signals from
-    either. What it says on stderr goes to the log, which is begun anew."""
+    either. What it says on stderr goes to the log, which is begun anew.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()

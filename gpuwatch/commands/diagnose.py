@@ -11,7 +11,7 @@ __all__ = ["diagnose"]
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[float]):
     """Seconds, or a number with s, m or h."""
 
     name = "duration"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 import click
 
@@ -19,8 +20,14 @@ def can_draw() -> str:
     return ""
 
 
-def watch_screen(*, hz: float, run: str | None = None, session: LiveSession | None = None) -> int:
-    """Open the screen and stay until it is left; returns the exit code.
+def watch_screen(
+    *,
+    hz: float,
+    run: str | None = None,
+    session: LiveSession | None = None,
+    seconds: float | None = None,
+) -> int:
+    """Open the screen and stay until it is left, or for `seconds`; returns the exit code.
 
     Where no screen can be drawn the picture is printed as text instead.
     """
@@ -38,6 +45,10 @@ def watch_screen(*, hz: float, run: str | None = None, session: LiveSession | No
     session = session or LiveSession()
     try:
         app = GpuwatchApp(session, Engine(), hz=hz, run=run)
+        if seconds is not None:
+            timer = threading.Timer(seconds, app.call_from_thread, [app.exit])
+            timer.daemon = True
+            timer.start()
         app.run()
     finally:
         if own:

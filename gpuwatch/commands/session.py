@@ -34,9 +34,7 @@ class LiveSession:
         self._directory = directory or run_directory()
         self._store = Store()
         self._asked_s: dict[tuple[str, int], float] = {}
-        self._link = NodeLink(
-            self._directory, AGENT_ARGV, self._on_frame, self._store.set_link
-        )
+        self._link = NodeLink(self._directory, AGENT_ARGV, self._on_frame, self._store.set_link)
         self._link.start()
 
     @property
@@ -138,7 +136,7 @@ def pick_run(view: View, target: str | None) -> tuple[RunView | None, list[RunVi
     runs = list(view.runs)
     if target is None:
         live = [r for r in runs if r.state != "ended"]
-        chosen = (live or runs or [None])[0]  # type: ignore[list-item]
+        chosen = next(iter(live or runs), None)
     else:
         matches = [r for r in runs if target in (r.run, r.name)]
         matches += [r for r in runs if r.run.startswith(target) and r not in matches]

@@ -1,5 +1,6 @@
 """The JSON documents. Their shapes are stable: fields are added, never renamed or removed."""
 
+import math
 from typing import Any
 
 from gpuwatch.diagnosis import Abstain, Finding, RunDiagnosis
@@ -13,7 +14,7 @@ SCHEMA = 1
 
 def _round(value: float | None, digits: int = 6) -> float | None:
     """Round, and turn what JSON cannot hold (NaN, infinity) into null."""
-    if value is None or value != value or value in (float("inf"), float("-inf")):
+    if value is None or not math.isfinite(value):
         return None
     return round(value, digits)
 
@@ -47,9 +48,7 @@ def _phases_na(rank: RankView) -> dict[str, str]:
     """Give every n/a phase a reason, the rank's own where it gave one."""
     empty = "no steady step yet" if not rank.window else "not measured"
     return {
-        name: rank.phases_na.get(name, empty)
-        for name in PHASES
-        if rank.phases_ms.get(name) is None
+        name: rank.phases_na.get(name, empty) for name in PHASES if rank.phases_ms.get(name) is None
     }
 
 
@@ -212,7 +211,5 @@ def diagnosis_document(run: RunView | None, diagnosis: RunDiagnosis | None) -> d
             if diagnosis is not None
             else []
         ),
-        "abstained": (
-            [_abstain(a) for a in diagnosis.abstained] if diagnosis is not None else []
-        ),
+        "abstained": ([_abstain(a) for a in diagnosis.abstained] if diagnosis is not None else []),
     }

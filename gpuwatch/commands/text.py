@@ -126,7 +126,9 @@ def _finding_lines(finding: Finding) -> list[str]:
     cost = (
         f"follows {finding.follows}"
         if finding.follows
-        else "no cost" if finding.cost_ms is None else f"+{finding.cost_ms:.1f} ms/step"
+        else "no cost"
+        if finding.cost_ms is None
+        else f"+{finding.cost_ms:.1f} ms/step"
     )
     lines = [
         f"{_MARKS[finding.severity]} {finding.severity} {finding.id} {finding.kind}: "

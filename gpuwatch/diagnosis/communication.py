@@ -123,9 +123,7 @@ def _straggler_finding(
     return Finding(
         kind="straggler",
         severity=(
-            "critical"
-            if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
-            else "warning"
+            "critical" if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS else "warning"
         ),
         ranks=(rank.rank,),
         nodes=(rank.node,),
@@ -166,8 +164,8 @@ def _straggler_finding(
         hints=(
             Hint(
                 change=(
-                    f"find what slows {phase} on {ranks_text([rank.rank])} ({rank.node}): predicted "
-                    f"step {step_ms:.0f} -> {step_ms - lag_ms:.0f} ms"
+                    f"find what slows {phase} on {ranks_text([rank.rank])} ({rank.node}): "
+                    f"predicted step {step_ms:.0f} -> {step_ms - lag_ms:.0f} ms"
                 ),
                 knob=phase,
                 predicted_ms=(step_ms - lag_ms, step_ms - lag_ms / 2),
@@ -269,9 +267,7 @@ def _comm_finding(
     return Finding(
         kind="comm_bound",
         severity=(
-            "critical"
-            if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
-            else "warning"
+            "critical" if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS else "warning"
         ),
         ranks=tuple(r.rank for r in aligned.ranks),
         nodes=tuple(sorted({r.node for r in aligned.ranks})),
@@ -284,8 +280,10 @@ def _comm_finding(
         ),
         evidence=tuple(evidence),
         ruled_out=(
-            (f"straggler: waiting for peers is {peer_wait_ms:.1f} ms beside {transfer_ms:.1f} ms "
-             "of transfer",)
+            (
+                f"straggler: waiting for peers is {peer_wait_ms:.1f} ms "
+                f"beside {transfer_ms:.1f} ms of transfer",
+            )
             if alike
             else ()
         ),
@@ -293,9 +291,7 @@ def _comm_finding(
     )
 
 
-def _follows(
-    aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: float
-) -> Finding:
+def _follows(aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: float) -> Finding:
     waiting = tuple(r.rank for r in aligned.ranks if r.rank not in cause.ranks)
     ranks = waiting or tuple(r.rank for r in aligned.ranks)
     return replace(

@@ -113,7 +113,8 @@ class Engine:
         at_s: float,
     ) -> None:
         found = {f.kind: f for f in findings}
-        for kind, finding in found.items():
+        for kind, now in found.items():
+            finding = now
             life = state.lives.get(kind)
             if life is None:
                 life = state.lives[kind] = _Life("", finding, seen=0)
@@ -141,9 +142,7 @@ class Engine:
                 del state.lives[kind]
             elif life.open and life.missed >= self._close_after:
                 life.open = False
-                life.finding = replace(
-                    life.finding, state="resolved", resolved_step=run.steps
-                )
+                life.finding = replace(life.finding, state="resolved", resolved_step=run.steps)
 
     @staticmethod
     def _shown(state: _RunState) -> tuple[Finding, ...]:

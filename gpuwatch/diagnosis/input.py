@@ -35,7 +35,7 @@ HELD_HIGH = 0.9
 """Share of the window's steps in which the wait must hold: to be said, and for confidence high."""
 
 EMPTY_QUEUE = 0.5
-"""Mean batches ready. Measured: 0.0-0.3 where workers are the limit, 1.7 of 2 and more where not."""
+"""Mean batches ready. Measured: 0.0-0.3 where workers are the limit, 1.7 of 2 where not."""
 
 SCATTER = 2.0
 """The cost must exceed this many MADs of the step without its wait."""
@@ -105,11 +105,11 @@ def _model(aligned: Aligned, row: int) -> _Model:
     wait_ms = mean_ms(waits_ms)
     step_ms = mean_ms(steps_ms)
     batches = mean_ms([r.batches for r in aligned.records[row]])
-    held = mean_ms(
-        [w >= SHARE_WARNING * s for w, s in zip(waits_ms, steps_ms, strict=True)]
-    )
+    held = mean_ms([w >= SHARE_WARNING * s for w, s in zip(waits_ms, steps_ms, strict=True)])
     processes = _workers_of(rank, loader)
-    shares = [v / 100 for p in processes if (v := _value(p.readings.get("cpu_percent"))) is not None]
+    shares = [
+        v / 100 for p in processes if (v := _value(p.readings.get("cpu_percent"))) is not None
+    ]
     batch_ms = batch_cpu_ms = None
     if loader is not None and loader.num_workers == 0:
         batch_ms = wait_ms / batches
@@ -126,9 +126,7 @@ def _model(aligned: Aligned, row: int) -> _Model:
         batch_ms=batch_ms,
         batch_cpu_ms=batch_cpu_ms,
         worker_cpu=statistics.fmean(shares) if shares else None,
-        blocked=(
-            sum(p.status == "D" for p in processes) / len(processes) if processes else None
-        ),
+        blocked=(sum(p.status == "D" for p in processes) / len(processes) if processes else None),
         main_cpu_percent=(
             _value(rank.process.readings.get("cpu_percent")) if rank.process is not None else None
         ),
@@ -182,11 +180,12 @@ def _node_cores(node: NodeView | None, ranks: list[RankView], step_ms: float) ->
         return None
     allowed = [r.hello.cores for r in ranks if r.hello is not None and r.hello.cores]
     cores = min([node.host.cores, *allowed])
-    shares = []
-    for rank in ranks:
-        for process in (rank.process, *rank.workers):
-            if process is not None:
-                shares.append(_value(process.readings.get("cpu_percent")))
+    shares = [
+        _value(process.readings.get("cpu_percent"))
+        for rank in ranks
+        for process in (rank.process, *rank.workers)
+        if process is not None
+    ]
     if any(share is None for share in shares) or not shares:
         return None
     ours = sum(share or 0.0 for share in shares) / 100
@@ -280,12 +279,15 @@ def _evidence(
     aligned: Aligned, worst: _Model, others: list[_Model], step_ms: float
 ) -> tuple[Evidence, ...]:
     elsewhere = (
-        f"{mean_ms([m.wait_ms for m in others]):.1f} ms on {ranks_text([m.rank.rank for m in others])}"
+        f"{mean_ms([m.wait_ms for m in others]):.1f} ms "
+        f"on {ranks_text([m.rank.rank for m in others])}"
         if others
         else f"{step_ms:.1f} ms step; {SHARE_WARNING:.0%} is where it counts"
     )
     found = [
-        Evidence("data_wait", round(worst.wait_ms, 2), "ms", elsewhere, "host clock, mean of window"),
+        Evidence(
+            "data_wait", round(worst.wait_ms, 2), "ms", elsewhere, "host clock, mean of window"
+        ),
         Evidence(
             "steps_that_wait",
             round(worst.held * aligned.count),

@@ -62,7 +62,7 @@ _DDP_FIRST_STEPS = 2
 class RawStep(NamedTuple):
     """One closed step as the training thread hands it over; times in ns on its clock."""
 
-    index: int
+    step_index: int
     start_ns: int
     step_ns: int
     phases_ns: tuple[int, ...]
@@ -292,7 +292,8 @@ class Accountant:
 
     def backward_end(self, compute_end_ns: int | None = None) -> None:
         """The backward has returned. Its own computing ended at `compute_end_ns`, if known: from
-        there on it was blocked by communication."""
+        there on it was blocked by communication.
+        """
         if self._spans:
             return
         if self._nested_backwards:
@@ -401,14 +402,13 @@ class Accountant:
 
     def _close_at_attempt(self) -> None:
         """The same optimizer steps again and nothing was fetched between: this loop makes its own
-        batches, so the step before this one ended with its optimizer."""
+        batches, so the step before this one ended with its optimizer.
+        """
         self._no_fetch = True
         if self._at_attempt is None:
             return
         at_attempt, ended_ns = self._at_attempt
-        rest = [
-            value - before for value, before in zip(self._acc, at_attempt, strict=True)
-        ]
+        rest = [value - before for value, before in zip(self._acc, at_attempt, strict=True)]
         backwards = max(0, self._backwards - 1)
         self._acc = at_attempt
         self._backwards -= backwards

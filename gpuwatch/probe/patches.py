@@ -22,8 +22,8 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 from gpuwatch.probe.accounting import Accountant
-from gpuwatch.probe.loaders import describe_loader, queue_depth
-from gpuwatch.schema import Loader
+from gpuwatch.probe.describe import describe_ddp, describe_loader, queue_depth
+from gpuwatch.schema import Ddp, Loader
 
 __all__ = ["Marks", "batch_samples"]
 
@@ -54,7 +54,7 @@ def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
 class Marks:
     """Installs the marks on torch and feeds an `Accountant`.
 
-    `loaders` and `ddp` hold what was seen, the module weakly, for the hello;
+    `loaders` and `ddp` describe what was seen, for the hello;
     `config_version` rises when there is something new.
     """
 
@@ -74,7 +74,8 @@ class Marks:
         self.grad_scaler = False
         self.config_version = 0
         self.loaders: dict[str, Loader] = {}
-        self.ddp: weakref.ref[Any] | None = None
+        self.ddp: Ddp | None = None
+        self._ddp_module: weakref.ref[Any] | None = None
 
     # --- install and remove --------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Marks:
     # --- the loader ----------------------------------------------------------------------------
 
     def _next(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def __next__(iterator: Any) -> Any:
+        def fetch(iterator: Any) -> Any:
             if not self._here():
                 return original(iterator)
             try:
@@ -160,7 +161,7 @@ class Marks:
                     self._fail()
             return batch
 
-        return __next__
+        return fetch
 
     def _fetch_begin(self, iterator: Any) -> None:
         dataset = iterator._dataset
@@ -245,7 +246,7 @@ class Marks:
             self.engine_mark = False
             self._warn("compiled autograd refuses engine callbacks: exposed communication is n/a")
             return None
-        return root.register_hook(self._root_hook)
+        return root.register_hook(self._root_hook)  # type: ignore[no-untyped-call]
 
     # --- communication -------------------------------------------------------------------------
 
@@ -263,12 +264,20 @@ class Marks:
 
     def _ddp_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self.ddp is None and not self._off:
-                self.ddp = weakref.ref(ddp)
-                self.config_version += 1
+            if not torch.compiler.is_compiling() and self._here():
+                try:
+                    self._see_ddp(ddp)
+                except Exception:
+                    self._fail()
             return original(ddp, *args, **kwargs)
 
         return _pre_forward
+
+    def _see_ddp(self, ddp: Any) -> None:
+        if self._ddp_module is None or self._ddp_module() is not ddp:
+            self._ddp_module = weakref.ref(ddp)
+            self.ddp = describe_ddp(ddp)
+            self.config_version += 1
 
     # --- optimizer -----------------------------------------------------------------------------
 

@@ -257,7 +257,7 @@ class Telemetry:
     def _record(self, raw: RawStep, memory_bytes: int | None) -> StepRecord:
         data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
         return StepRecord(
-            index=raw.index,
+            index=raw.step_index,
             started_s=self._wall_s(raw.start_ns),
             step_ns=raw.step_ns,
             host=PhasesNs(

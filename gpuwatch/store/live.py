@@ -194,7 +194,9 @@ class _Rank:
             age_s=age_s,
             phase=self.state.phase,
             phase_age_s=self.state.phase_age_ns / 1e9 + age_s,
-            steps=self.state.step if self.last is None else max(self.state.step, self.last_index + 1),
+            steps=self.state.step
+            if self.last is None
+            else max(self.state.step, self.last_index + 1),
             clock=self.last.clock if self.last is not None else "host",
             window=tuple(window.records),
             last=self.last,

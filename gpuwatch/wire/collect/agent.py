@@ -40,7 +40,7 @@ from gpuwatch.wire.collect.sampler_child import SamplerChild
 from gpuwatch.wire.publish import Presence, process_start_ticks, socket_path, write_atomic
 from gpuwatch.wire.publish.rundir import boot_id
 
-__all__ = ["Agent", "AgentAlreadyRunning"]
+__all__ = ["Agent", "AgentRunningError"]
 
 INTERVAL_S = 0.1
 IDLE_S = 60.0
@@ -53,7 +53,7 @@ _KEPT_ENDED = 256  # ranks; what ended longest ago is forgotten first
 _ASK_AGAIN_S = 1.0
 
 
-class AgentAlreadyRunning(GpuwatchError):
+class AgentRunningError(GpuwatchError):
     """Another node process of this user holds the lock."""
 
 
@@ -135,7 +135,7 @@ class Agent:
         idle_s: how long to stay without run and monitor.
 
     Raises:
-        AgentAlreadyRunning: another one holds the lock of this directory.
+        AgentRunningError: another one holds the lock of this directory.
     """
 
     def __init__(
@@ -498,7 +498,7 @@ def _take_lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
-        raise AgentAlreadyRunning(f"a node process already runs for {path.parent}") from None
+        raise AgentRunningError(f"a node process already runs for {path.parent}") from None
     return fd
 
 

@@ -204,13 +204,11 @@ class NodeLink(threading.Thread):
 
     def _say(self, requests: zmq.Socket[bytes], verb: str) -> None:
         with contextlib.suppress(zmq.ZMQError):
-            requests.send(
-                encode(Command(WIRE_VERSION, uuid.uuid4().hex, verb)), zmq.NOBLOCK
-            )
+            requests.send(encode(Command(WIRE_VERSION, uuid.uuid4().hex, verb)), zmq.NOBLOCK)
 
 
 def _drain(source: zmq.Socket[bytes]) -> list[bytes]:
-    messages = []
+    messages: list[bytes] = []
     while True:
         try:
             parts = source.recv_multipart(zmq.NOBLOCK)

@@ -1,10 +1,10 @@
-"""What a DataLoader iterator tells of its loader."""
+"""What the objects that pass by tell of their configuration: DataLoader iterators and DDP."""
 
 from typing import Any
 
-from gpuwatch.schema import Loader
+from gpuwatch.schema import Ddp, Loader
 
-__all__ = ["describe_loader", "queue_depth"]
+__all__ = ["describe_ddp", "describe_loader", "queue_depth"]
 
 
 def describe_loader(key: str, iterator: Any) -> Loader:
@@ -39,3 +39,29 @@ def queue_depth(iterator: Any) -> tuple[int | None, int | None]:
     except (AttributeError, NotImplementedError, RuntimeError):
         return None, None
     return ready, iterator._num_workers * iterator._prefetch_factor
+
+
+def describe_ddp(module: Any) -> Ddp:
+    """Return the settings of a DistributedDataParallel module."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    group = getattr(module, "process_group", None)
+    return Ddp(
+        bucket_cap_mb=getattr(module, "bucket_bytes_cap", 0) / 2**20 or None,
+        find_unused_parameters=bool(getattr(module, "find_unused_parameters", False)),
+        static_graph=bool(getattr(module, "static_graph", False)),
+        broadcast_buffers=bool(
+            getattr(module, "forward_sync_buffers", getattr(module, "broadcast_buffers", True))
+        ),
+        gradient_as_bucket_view=bool(getattr(module, "gradient_as_bucket_view", False)),
+        comm_hook=_comm_hook(module),
+        parameters=sum(p.numel() for p in parameters),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        buffers=sum(1 for _ in module.buffers()),
+        backend=str(group.name())[:256] if group is not None else "",
+    )
+
+
+def _comm_hook(module: Any) -> str:
+    hooks = getattr(module, "_comm_hooks", None) or []
+    names = [getattr(hook[0], "__name__", type(hook[0]).__name__) for hook in hooks]
+    return ",".join(names)[:256]

@@ -1,0 +1,27 @@
+"""Fixtures for every test."""
+
+import faulthandler
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+
+
+@pytest.fixture
+def rundir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run directory of the test's own, also in the environment of this process."""
+    with support.run_directory() as path:
+        monkeypatch.setenv("GPUWATCH_DIR", str(path))
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def _stacks_on_hang(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Dump the stacks of a distributed test that hangs, before the timeout ends it."""
+    if request.node.get_closest_marker("distributed") is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(110, exit=False)
+    yield
+    faulthandler.cancel_dump_traceback_later()

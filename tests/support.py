@@ -1,0 +1,122 @@
+"""What the tests share: run directories, processes that end with a test, a rank's past."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import zmq
+
+from gpuwatch.frames import decode_rank_frame, encode
+from gpuwatch.schema import WIRE_VERSION, Command, RankFrame
+from gpuwatch.wire.collect.discovery import RankFiles, agent_presence
+from gpuwatch.wire.publish import Presence
+
+PYTHON = sys.executable
+GPUWATCH = [PYTHON, "-P", "-m", "gpuwatch"]
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, what: str = "", every_s: float = 0.05
+) -> None:
+    """Wait for a condition, or fail with its name."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(every_s)
+
+
+@contextlib.contextmanager
+def run_directory() -> Iterator[Path]:
+    """A run directory of its own, short enough for sockets; its node process ends with it."""
+    # Not pytest's tmp_path: that is too long for a unix socket.
+    path = Path(tempfile.mkdtemp(prefix="gw-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        agent = agent_presence(path)
+        if agent is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent.pid, signal.SIGTERM)
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: agent_presence(path) is None, 3)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def environment(directory: Path, **more: str) -> dict[str, str]:
+    """The environment of a process that uses that run directory; launcher variables removed."""
+    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in launcher and not k.startswith(("TORCHELASTIC", "SLURM", "GPUWATCH"))
+    }
+    return {
+        **kept,
+        "GPUWATCH_DIR": str(directory),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def process(
+    argv: Sequence[str], env: Mapping[str, str], *, output: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own; it and its group are killed at the end."""
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(output.open("wb")) if output else subprocess.DEVNULL
+        started = subprocess.Popen(
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield started
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGTERM)
+            try:
+                started.wait(5)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(started.pid, signal.SIGKILL)
+                started.wait(5)
+
+
+def rank_presences(directory: Path) -> list[Presence]:
+    """The ranks that are announced in the directory and live, in rank order."""
+    return sorted(RankFiles(directory).scan()[0], key=lambda p: p.rank)
+
+
+def ask(presence: Presence, verb: str, timeout_s: float = 5.0) -> RankFrame:
+    """Ask a rank itself, over its own socket."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        request = context.socket(zmq.DEALER)
+        request.linger = 0
+        request.connect(presence.control)
+        request.send(encode(Command(WIRE_VERSION, uuid.uuid4().hex, verb)))
+        if not request.poll(int(timeout_s * 1000)):
+            raise AssertionError(f"rank {presence.rank} did not answer {verb}")
+        return decode_rank_frame(request.recv())
+    finally:
+        context.destroy(linger=0)
+
+
+def text_of(path: Path) -> str:
+    """What a process has written so far."""
+    return path.read_text(errors="replace") if path.exists() else ""
