@@ -19,7 +19,6 @@ from gpuwatch.schema import (
     NodeFrame,
     PhasesNs,
     RankFrame,
-    Reply,
     SensorFrame,
 )
 
@@ -29,7 +28,6 @@ __all__ = [
     "decode_command",
     "decode_node_frame",
     "decode_rank_frame",
-    "decode_replies",
     "decode_sensor_frame",
     "encode",
     "packed",
@@ -55,7 +53,6 @@ _rank_decoder = msgspec.msgpack.Decoder(RankFrame)
 _node_decoder = msgspec.msgpack.Decoder(_NodeWire)
 _sensor_decoder = msgspec.msgpack.Decoder(SensorFrame)
 _command_decoder = msgspec.msgpack.Decoder(Command)
-_replies_decoder = msgspec.msgpack.Decoder(tuple[Reply, ...])
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -69,8 +66,8 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 _T = TypeVar("_T")
 
 
-def encode(frame: msgspec.Struct | tuple[Reply, ...]) -> bytes:
-    """Encode one frame (or the replies to commands) as MessagePack.
+def encode(frame: msgspec.Struct) -> bytes:
+    """Encode one frame as MessagePack.
 
     Ranges are checked where frames are decoded, not here.
 
@@ -174,15 +171,6 @@ def decode_command(data: bytes | memoryview) -> Command:
         WireVersionError: it is one of another major version.
     """
     return _decode(_command_decoder, data, "command")
-
-
-def decode_replies(data: bytes | memoryview) -> tuple[Reply, ...]:
-    """Decode the replies to commands.
-
-    Raises:
-        FrameError: the bytes are no replies.
-    """
-    return _decode(_replies_decoder, data, "reply")
 
 
 def packed(frame: bytes) -> bytes:

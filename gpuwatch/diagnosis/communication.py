@@ -294,6 +294,11 @@ def _comm_finding(
 def _follows(aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: float) -> Finding:
     waiting = tuple(r.rank for r in aligned.ranks if r.rank not in cause.ranks)
     ranks = waiting or tuple(r.rank for r in aligned.ranks)
+    whom = (
+        f"waiting for {ranks_text(cause.ranks)}"
+        if waiting
+        else "the ranks waiting for each other's batches"
+    )
     return replace(
         cause,
         kind="comm_bound",
@@ -303,7 +308,7 @@ def _follows(aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: f
         cost_ms=None,
         share=None,
         summary=(
-            f"communication time is waiting for {ranks_text(cause.ranks)}, not bandwidth: "
+            f"communication time is {whom}, not bandwidth: "
             f"{exposed_ms:.0f} ms exposed, {transfer_ms:.1f} ms of it transfer"
         ),
         evidence=(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.probe.accounting import PHASE_INDEX, Accountant
+from gpuwatch.probe.text import wire_text
 from gpuwatch.schema import Bye
 
 if TYPE_CHECKING:
@@ -83,9 +84,15 @@ def _start(name: str, control: bool) -> _Probe:
     from gpuwatch.probe.patches import Marks
     from gpuwatch.probe.telemetry import Telemetry
 
+    notices: list[str] = []
+
+    def warn(text: str) -> None:
+        notices.append(text)
+        _warn(text)
+
     accountant = Accountant(distributed=identify().world_size > 1)
-    marks = Marks(accountant, _warn)
-    telemetry = Telemetry(accountant, marks, name=name, control=control, warn=_warn)
+    marks = Marks(accountant, warn)
+    telemetry = Telemetry(accountant, marks, name=name, control=control, notices=notices, warn=warn)
     try:
         marks.install()
     except Exception:
@@ -128,7 +135,7 @@ def _last_words() -> Bye:
     if isinstance(value, KeyboardInterrupt):
         return Bye("interrupted", "KeyboardInterrupt")
     text = str(value).split("\n", 1)[0]
-    return Bye("exception", f"{type(value).__name__}: {text}"[:500])
+    return Bye("exception", wire_text(f"{type(value).__name__}: {text}", 500))
 
 
 def _after_fork() -> None:

@@ -10,6 +10,7 @@ import torch
 from gpuwatch import __version__
 from gpuwatch.probe.identity import Identity
 from gpuwatch.probe.patches import Marks
+from gpuwatch.probe.text import TEXT, wire_text
 from gpuwatch.schema import Hello, Precision, Versions
 from gpuwatch.wire.publish.rundir import boot_id, process_start_ticks
 
@@ -40,16 +41,16 @@ def build_hello(
     device = marks.device or ("cuda" if _cuda_in_use() else "cpu")
     device_name, device_uuid = _device(device)
     return Hello(
-        host=socket.gethostname()[:256],
+        host=wire_text(socket.gethostname()),
         pid=os.getpid(),
         pid_started_s=_started_s(os.getpid()),
         world_size=identity.world_size,
         local_rank=identity.local_rank,
-        run_name=name[:256],
+        run_name=wire_text(name),
         run_source=identity.run_source,
         started_s=started_s,
-        script=" ".join(sys.argv)[:4096],
-        device=device[:256],
+        script=wire_text(" ".join(sys.argv), TEXT),
+        device=wire_text(device),
         device_name=device_name,
         device_uuid=device_uuid,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -67,7 +68,7 @@ def build_hello(
             autocast=marks.autocast,
             grad_scaler=marks.grad_scaler,
         ),
-        dataset_path=dataset_path[:4096],
+        dataset_path=wire_text(dataset_path, TEXT),
         allow_control=control,
         boot_id=boot_id(),
     )
@@ -87,4 +88,6 @@ def _device(device: str) -> tuple[str, str]:
         return "", ""
     uuid = str(getattr(properties, "uuid", "") or "")
     # NVML writes the prefix, torch does not.
-    return properties.name[:256], f"GPU-{uuid}" if uuid and not uuid.startswith("GPU-") else uuid
+    return wire_text(properties.name), f"GPU-{uuid}" if uuid and not uuid.startswith(
+        "GPU-"
+    ) else uuid

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gpuwatch.probe.text import wire_text
 from gpuwatch.schema import Ddp, Loader
 
 __all__ = ["describe_ddp", "describe_loader", "queue_depth"]
@@ -24,7 +25,7 @@ def describe_loader(key: str, iterator: Any) -> Loader:
         persistent_workers=bool(iterator._persistent_workers),
         batch_size=batch_size if isinstance(batch_size, int) and batch_size >= 0 else None,
         drop_last=bool(iterator._drop_last),
-        dataset=type(iterator._dataset).__name__[:256],
+        dataset=wire_text(type(iterator._dataset).__name__),
         length=length,
         worker_pids=tuple(w.pid for w in workers if w.pid is not None)[:4096],
     )
@@ -57,11 +58,11 @@ def describe_ddp(module: Any) -> Ddp:
         parameters=sum(p.numel() for p in parameters),
         gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
         buffers=sum(1 for _ in module.buffers()),
-        backend=str(group.name())[:256] if group is not None else "",
+        backend=wire_text(group.name()) if group is not None else "",
     )
 
 
 def _comm_hook(module: Any) -> str:
     hooks = getattr(module, "_comm_hooks", None) or []
     names = [getattr(hook[0], "__name__", type(hook[0]).__name__) for hook in hooks]
-    return ",".join(names)[:256]
+    return wire_text(",".join(names))

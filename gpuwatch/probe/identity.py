@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuwatch.probe.text import wire_text
 from gpuwatch.wire.publish import process_start_ticks
 
 __all__ = ["Identity", "identify"]
@@ -71,12 +72,12 @@ _random = uuid.uuid4().hex[:12]
 
 def _run_id(environ: Mapping[str, str], world_size: int) -> tuple[str, str]:
     if named := environ.get("GPUWATCH_RUN_ID"):
-        return named[:128], "GPUWATCH_RUN_ID"
+        return wire_text(named, 128), "GPUWATCH_RUN_ID"
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != "none":
-        return elastic[:128], "TORCHELASTIC_RUN_ID"
+        return wire_text(elastic, 128), "TORCHELASTIC_RUN_ID"
     if (job := environ.get("SLURM_JOB_ID")) and (step := environ.get("SLURM_STEP_ID")):
-        return f"slurm-{job}.{step}"[:128], "SLURM_JOB_ID"
+        return wire_text(f"slurm-{job}.{step}", 128), "SLURM_JOB_ID"
     if world_size > 1:
         parts = [environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")]
         local_world = _integer(environ.get("LOCAL_WORLD_SIZE"))

@@ -24,6 +24,7 @@ from gpuwatch.probe.accounting import COMM, Accountant, RawSpan, RawStep
 from gpuwatch.probe.config import build_hello
 from gpuwatch.probe.identity import Identity, identify
 from gpuwatch.probe.patches import Marks
+from gpuwatch.probe.text import TEXT, wire_text
 from gpuwatch.schema import (
     WIRE_VERSION,
     Bye,
@@ -47,7 +48,6 @@ KEPT_SPANS = 64
 _RECORDS_A_FRAME = 1024
 _ANSWERS = 256
 _ANNOUNCE_CHECK_S = 10.0
-_MEMORY_UNKNOWN = -1
 
 
 class Telemetry:
@@ -58,6 +58,7 @@ class Telemetry:
         marks: what was seen of loaders, DDP and device.
         name: the run's name for people.
         control: whether commands that change something are allowed.
+        notices: what the user has been told; a monitor shows it too.
         warn: says one line to the user.
     """
 
@@ -68,12 +69,14 @@ class Telemetry:
         *,
         name: str,
         control: bool,
+        notices: list[str],
         warn: Callable[[str], None],
     ) -> None:
         self._accountant = accountant
         self._marks = marks
         self._name = name
         self._control = control
+        self._notices = notices
         self._warn = warn
         self._started_ns = accountant.clock()
         self._started_s = time.time()
@@ -98,7 +101,6 @@ class Telemetry:
         self.epoch: float | None = None
         self.total_steps: int | None = None
         self.dataset_path = ""
-        self.notices: list[str] = []
 
     def start(self) -> None:
         """Start the thread."""
@@ -248,7 +250,12 @@ class Telemetry:
             item = out.popleft()
             if isinstance(item, RawSpan):
                 spans.append(
-                    Span(item.name[:256], self._wall_s(item.start_ns), item.duration_ns, item.step)
+                    Span(
+                        wire_text(item.name),
+                        self._wall_s(item.start_ns),
+                        item.duration_ns,
+                        item.step,
+                    )
                 )
             else:
                 records.append(self._record(item, None if out else memory_bytes))
@@ -300,14 +307,14 @@ class Telemetry:
             na["data_wait"] = "no DataLoader fetch was seen"
         return RankState(
             status="ended" if bye is not None else status,
-            phase=phase,
+            phase=wire_text(phase),
             phase_age_ns=age_ns,
             step=self._accountant.index,
             phases_na=na,
             loss=self._loss_value(),
             epoch=self.epoch,
             total_steps=self.total_steps,
-            notices=tuple(notice[:4096] for notice in self.notices[-16:]),
+            notices=tuple(wire_text(notice, TEXT) for notice in self._notices[-16:]),
         )
 
     def _loss_value(self) -> float | None:
@@ -359,7 +366,7 @@ class Telemetry:
         try:
             command = decode_command(payload)
         except FrameError as exc:
-            sockets.reply(who, self._past(Reply("", "error", str(exc)[:4096])))
+            sockets.reply(who, self._past(Reply("", "error", wire_text(exc, TEXT))))
             return
         if command.verb == "snapshot":
             sockets.reply(who, self._past(None))
@@ -374,7 +381,7 @@ class Telemetry:
 
     def _execute(self, command: Command) -> Reply:
         if command.verb == "stack":
-            return Reply(command.id, "done", data=_stacks()[:200_000])
+            return Reply(command.id, "done", data=wire_text(_stacks(), 200_000))
         return Reply(
             command.id, "error", f"this gpuwatch does not know the verb {command.verb[:64]!r}"
         )

@@ -1,0 +1,247 @@
+"""The three rules on traces that show every look-alike's signal at its innocent value."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from builders import Trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwatch.diagnosis import RULES, Abstain, Engine, Finding, RunPicture
+from gpuwatch.diagnosis.aligned import ranks_text
+from gpuwatch.diagnosis.engine import diagnose_run, picture_of
+from gpuwatch.store import Store, View
+
+HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
+STARVED = {**HEALTHY, "data_wait": 102.0}
+
+
+def view_of(trace: Trace) -> View:
+    store = Store(lambda: 100.0)
+    store.apply(trace.node_frame, 100.0)
+    return store.view()
+
+
+def picture(trace: Trace) -> RunPicture:
+    view = view_of(trace)
+    return picture_of(view, view.runs[0])
+
+
+def starving(ranks: int = 2, **more: Any) -> Trace:
+    """Two busy workers of a loader whose items wait: an empty queue, idle cores."""
+    options: dict[str, Any] = {
+        "num_workers": 2,
+        "queue_depth": 0.0,
+        "worker_cpu": 10.0,
+        **more,
+    }
+    return Trace([STARVED] * ranks, **options)
+
+
+def findings(trace: Trace) -> list[Finding]:
+    return diagnose_run(picture(trace))[0]
+
+
+def kinds(trace: Trace) -> list[tuple[str, str]]:
+    return [(f.kind, f.severity) for f in findings(trace)]
+
+
+# --- loader_few_workers ------------------------------------------------------------------------
+
+
+def test_a_starved_loader_with_its_cost_and_a_number_of_workers() -> None:
+    (finding, *_) = findings(starving())
+    assert finding.kind == "loader_few_workers"
+    assert finding.severity == "critical"
+    assert finding.ranks == (0, 1)
+    assert finding.nodes == ("node0",)
+    # 200 ms of step, 98 ms of them the rest of the step and 1 ms transfer: that is the next limit.
+    assert finding.cost_ms == pytest.approx(101, abs=6)
+    assert finding.share == pytest.approx(0.5, abs=0.04)
+    assert finding.confidence == "high"
+    (hint,) = finding.hints
+    # Batch cost 2 x 201 ms over a limit of 100 ms, with a fifth to spare.
+    assert (hint.knob, hint.old, hint.new) == ("num_workers", 2, 5)
+    assert hint.predicted_ms is not None
+    low_ms, high_ms = hint.predicted_ms
+    assert 95 < low_ms < high_ms < 130
+    assert "num_workers 2 -> 5" in hint.change
+    assert "16 cores, 4.0 busy" in hint.change
+    assert {e.metric for e in finding.evidence} >= {"data_wait", "queue_depth", "batch_cost"}
+    assert any("storage" in text for text in finding.ruled_out)
+    assert any("decode" in text for text in finding.ruled_out)
+
+
+def test_no_workers_at_all_means_that_the_wait_is_the_batch_cost() -> None:
+    (finding, *_) = findings(Trace([STARVED], num_workers=0, worker_cpu=None))
+    (hint,) = finding.hints
+    assert finding.kind == "loader_few_workers"
+    assert (hint.old, hint.new) == (0, 2)
+    assert not any("prefetch" in h.knob for h in finding.hints)
+
+
+def test_one_starved_rank_is_named_by_the_loader_and_not_as_a_straggler_too() -> None:
+    trace = Trace([HEALTHY, STARVED], num_workers=2, queue_depth=0.0, worker_cpu=10.0)
+    found = findings(trace)
+    assert (found[0].kind, found[0].ranks) == ("loader_few_workers", (1,))
+    assert [f.kind for f in found if f.severity != "note"] == ["loader_few_workers"]
+    notes = [f for f in found if f.severity == "note"]
+    assert [(n.kind, n.follows, n.cost_ms) for n in notes] == [
+        ("comm_bound", "loader_few_workers", None)
+    ]
+
+
+def test_a_queue_that_is_full_is_no_starved_loader() -> None:
+    # Data wait with batches ready: something else blocks the fetch (collating, transfer).
+    assert "loader_few_workers" not in dict(kinds(starving(queue_depth=3.0)))
+
+
+def test_the_cores_bound_what_workers_can_bring() -> None:
+    # Two cores, 1.8 of them busy with our own workers: the step is CPU work, not waiting.
+    trace = starving(cores=2, cpu=90.0, worker_cpu=40.0, main_cpu=10.0)
+    found = [f for f in findings(trace) if f.kind == "loader_few_workers"]
+    free = [f for f in findings(starving()) if f.kind == "loader_few_workers"]
+    assert free[0].cost_ms is not None
+    if found:
+        assert found[0].cost_ms is not None
+        assert found[0].cost_ms < free[0].cost_ms / 2
+
+
+def test_busy_workers_on_full_cores_get_no_advice_to_add_more() -> None:
+    trace = starving(cores=2, cpu=100.0, worker_cpu=49.0, main_cpu=1.0, num_workers=2)
+    assert "loader_few_workers" not in dict(kinds(trace))
+
+
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [
+        ({"worker_state": "D", "iowait": 60.0}, "storage: not ruled out"),
+        ({"iowait": None}, "storage: not ruled out"),
+        ({"worker_cpu": None}, "decode and augmentation: not ruled out"),
+        ({"main_cpu": 99.0}, "collate and transfer: not ruled out"),
+    ],
+)
+def test_a_look_alike_that_no_number_excludes_lowers_the_confidence(
+    signal: dict[str, Any], words: str
+) -> None:
+    (finding, *_) = findings(starving(**signal))
+    assert finding.kind == "loader_few_workers"
+    assert finding.confidence == "low"
+    assert any(text.startswith(words) for text in finding.ruled_out), finding.ruled_out
+
+
+# --- straggler ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "other"])
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_a_late_rank_is_named_with_its_phase(phase: str, world_size: int) -> None:
+    late = {**HEALTHY, phase: HEALTHY[phase] + 30.0}
+    ranks = [HEALTHY] * world_size
+    ranks[1] = late
+    (finding, *rest) = findings(Trace(ranks))
+    assert finding.kind == "straggler"
+    assert finding.ranks == (1,)
+    assert f"in {phase}" in finding.summary
+    assert finding.cost_ms == pytest.approx(30, abs=4)
+    # That the others wait is its consequence: a note behind it, without a cost of its own.
+    for note in rest:
+        assert (note.kind, note.severity, note.cost_ms) == ("comm_bound", "note", None)
+        assert note.follows == "straggler"
+
+
+def test_lateness_that_rotates_is_no_straggler() -> None:
+    trace = Trace([HEALTHY] * 3, scatter=0.25, seed=3)
+    assert "straggler" not in dict(kinds(trace))
+
+
+# --- comm_bound --------------------------------------------------------------------------------
+
+
+def test_a_slow_network_is_told_from_a_late_rank() -> None:
+    (finding, *rest) = findings(Trace([HEALTHY] * 3, transfer_ms=60.0))
+    assert (finding.kind, finding.ranks) == ("comm_bound", (0, 1, 2))
+    assert finding.cost_ms == pytest.approx(60, abs=4)
+    assert not rest
+    assert finding.confidence == "high"
+    assert {h.knob for h in finding.hints} == {"comm_hook", "gradient_accumulation"}
+    hook = next(h for h in finding.hints if h.knob == "comm_hook")
+    assert hook.new == "fp16_compress_hook"  # bf16 needs NCCL
+
+
+def test_small_gradients_get_no_advice_to_compress_them() -> None:
+    (finding, *_) = findings(Trace([HEALTHY] * 2, transfer_ms=60.0, gradient_bytes=1000))
+    assert {h.knob for h in finding.hints} == {"gradient_accumulation"}
+
+
+# --- silence -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    world_size=st.integers(1, 4),
+    scatter=st.floats(0.0, 0.12),
+    num_workers=st.integers(0, 4),
+)
+def test_a_healthy_run_has_no_finding(
+    seed: int, world_size: int, scatter: float, num_workers: int
+) -> None:
+    trace = Trace([HEALTHY] * world_size, seed=seed, scatter=scatter, num_workers=num_workers)
+    assert kinds(trace) == []
+
+
+def test_a_few_steps_are_no_evidence() -> None:
+    assert kinds(starving(steps=6)) == []
+
+
+def test_missing_signals_make_a_rule_abstain_and_say_what_it_needs() -> None:
+    unseen: Mapping[str, float] = {"forward": 30.0, "backward": 60.0, "other": 5.0}
+    found, abstained = diagnose_run(picture(Trace([unseen])))
+    assert not found
+    assert [(a.kind, a.needs) for a in abstained] == [
+        ("loader_few_workers", "a DataLoader: no batch fetch was seen")
+    ]
+
+
+def test_every_rule_is_registered_under_the_kind_that_it_finds() -> None:
+    for trace in (starving(), Trace([HEALTHY] * 2, transfer_ms=60.0)):
+        for kind, rule in RULES.items():
+            outcome = rule(picture(trace))
+            if isinstance(outcome, Finding | Abstain):
+                assert outcome.kind == kind
+
+
+# --- the life of a finding ---------------------------------------------------------------------
+
+
+def test_a_finding_opens_late_closes_late_and_keeps_its_number() -> None:
+    engine = Engine()
+    bad, good = view_of(starving()), view_of(Trace([HEALTHY] * 2))
+
+    def shown(view: View) -> list[tuple[str, str, str]]:
+        (diagnosis,) = engine(view)
+        return [(f.id, f.kind, f.state) for f in diagnosis.findings if f.severity != "note"]
+
+    assert shown(bad) == []
+    assert shown(bad) == [("F1", "loader_few_workers", "open")]
+    for _ in range(4):
+        assert shown(good) == [("F1", "loader_few_workers", "open")]
+    assert shown(good) == [("F1", "loader_few_workers", "resolved")]
+    shown(bad)
+    assert shown(bad) == [("F1", "loader_few_workers", "open")]
+
+
+def test_a_consequence_points_at_the_id_of_its_cause() -> None:
+    late = {**HEALTHY, "forward": 90.0}
+    engine = Engine(open_after=1)
+    (diagnosis,) = engine(view_of(Trace([HEALTHY, HEALTHY, late])))
+    cause, note = diagnosis.findings
+    assert (cause.kind, note.follows) == ("straggler", cause.id)
+    assert cause.id == "F1"
+
+
+def test_ranks_are_named_as_a_person_would() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
