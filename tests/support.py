@@ -120,3 +120,69 @@ def ask(presence: Presence, verb: str, timeout_s: float = 5.0) -> RankFrame:
 def text_of(path: Path) -> str:
     """What a process has written so far."""
     return path.read_text(errors="replace") if path.exists() else ""
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of the processes whose environment names this run directory."""
+    found = []
+    needle = f"GPUWATCH_DIR={directory}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+class Tmux:
+    """A private tmux server with one window, ended with the test."""
+
+    def __init__(self, directory: Path, columns: int, lines: int) -> None:
+        self._base = ["tmux", "-L", f"gw-{directory.name}", "-f", "/dev/null"]
+        self._size = ["-x", str(columns), "-y", str(lines)]
+
+    def _run(self, *argv: str, env: Mapping[str, str] | None = None) -> str:
+        done = subprocess.run(
+            [*self._base, *argv],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env=None if env is None else dict(env),
+        )
+        return done.stdout
+
+    def start(self, command: str, env: Mapping[str, str]) -> None:
+        """Run a shell command in the window; the window stays when the command has ended."""
+        kept = {**env, "TERM": "xterm-256color"}
+        self._run("new-session", "-d", *self._size, "sh", env=kept)
+        self._run("send-keys", command, "Enter")
+
+    def keys(self, *names: str) -> None:
+        """Type keys by their tmux names."""
+        self._run("send-keys", *names)
+
+    def screen(self) -> str:
+        """What the window shows."""
+        return self._run("capture-pane", "-p")
+
+    def wait_for(self, text: str, timeout_s: float) -> str:
+        """Wait until the window shows the text and return the whole of it."""
+        shown = ""
+
+        def there() -> bool:
+            nonlocal shown
+            shown = self.screen()
+            return text in shown
+
+        try:
+            wait_until(there, timeout_s, every_s=0.2)
+        except AssertionError:
+            raise AssertionError(f"no {text!r} within {timeout_s} s on\n{shown}") from None
+        return shown
+
+    def close(self) -> None:
+        """End the server and what runs in it."""
+        with contextlib.suppress(subprocess.SubprocessError):
+            self._run("kill-server")

@@ -45,7 +45,7 @@ __all__ = ["Agent", "AgentRunningError"]
 INTERVAL_S = 0.1
 IDLE_S = 60.0
 MONITOR_TTL_S = 5.0
-_SCAN_S = 0.5
+_SCAN_S = 1.0  # at the latest: a change of the directory is seen at the next frame
 _PID_CHECK_S = 0.5
 _QUIET_S = 0.5  # five missed flushes: worth a word about the process
 _KEPT_RECORDS = 600
@@ -222,7 +222,7 @@ class Agent:
         busy_s = now_s
         while not self._stop:
             now_s = time.monotonic()
-            if now_s >= next_scan_s:
+            if now_s >= next_scan_s or self._files.changed():
                 next_scan_s = now_s + _SCAN_S
                 self._scan()
             if now_s >= next_pids_s:

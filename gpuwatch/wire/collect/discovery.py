@@ -39,7 +39,19 @@ class RankFiles:
 
     directory: Path
     unreadable: int = 0
+    _changed_ns: int = -1
     _known: dict[str, Presence] = field(default_factory=dict)
+
+    def changed(self) -> bool:
+        """Whether files came or went since the last call; costs one stat."""
+        try:
+            changed_ns = self.directory.stat().st_mtime_ns
+        except OSError:
+            return False
+        if changed_ns == self._changed_ns:
+            return False
+        self._changed_ns = changed_ns
+        return True
 
     def scan(self) -> tuple[list[Presence], list[Presence]]:
         """Return (ranks that are new, ranks that have gone) since the last scan."""

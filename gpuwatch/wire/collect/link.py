@@ -45,6 +45,7 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
         # It forks twice and returns, so that nothing done to this terminal reaches it.
         done = subprocess.run(
             list(agent_argv),
+            env={**os.environ, "GPUWATCH_DIR": str(directory)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""Runnable scenarios for gpuwatch: real training with a known cause of slowness."""

@@ -1,0 +1,322 @@
+"""Findings: the list on the overview, and one finding with everything behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from gpuwatch.tui.render import numbers
+from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, spread, width_of
+from gpuwatch.tui.scene import Scene
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Abstain, Finding, Hint
+
+__all__ = [
+    "SEVERITY_GLYPHS",
+    "cost_text",
+    "finding_detail",
+    "finding_rows",
+    "hint_text",
+    "quiet_rows",
+    "ranks_text",
+]
+
+SEVERITY_GLYPHS = {"critical": "✖", "warning": "▲", "note": "·"}
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _severity(item: Finding) -> tuple[str, str]:
+    """Return glyph and style; a severity that is not known counts as a note."""
+    if item.state != "open":
+        return "✓", "dim"
+    severity = item.severity if item.severity in SEVERITY_GLYPHS else "note"
+    return SEVERITY_GLYPHS[severity], severity
+
+
+def cost_text(item: Finding) -> str:
+    """Return `+61 ms/step`, what it follows, or `--`; the step would lose this much."""
+    if item.cost_ms is not None and numbers.known(item.cost_ms):
+        digits = 1 if abs(item.cost_ms) < 9.95 else 0
+        return f"+{item.cost_ms:,.{digits}f} ms/step"
+    return f"follows {item.follows}" if item.follows else "--"
+
+
+def _step(value: float) -> str:
+    return f"{value:,.1f}" if abs(value) < 9.95 else f"{value:,.0f}"
+
+
+def predicted_text(hint: Hint, step_ms: float | None) -> str:
+    """Return `predicted step 231 -> 148..160 ms`, empty where nothing is predicted."""
+    if hint.predicted_ms is None or not all(numbers.known(value) for value in hint.predicted_ms):
+        return ""
+    low, high = hint.predicted_ms
+    now = f"{_step(step_ms)} -> " if step_ms is not None and numbers.known(step_ms) else ""
+    return f"predicted step {now}{_step(low)}..{_step(high)} ms"
+
+
+def _change(hint: Hint) -> str:
+    """Return `num_workers 1 -> 7`, or the change in words where it is no value."""
+    if hint.knob and hint.new is not None:
+        old = f" {_value(hint.old)} ->" if hint.old is not None else ""
+        return f"{hint.knob}{old} {_value(hint.new)}"
+    return hint.change or hint.knob
+
+
+def hint_text(hint: Hint, step_ms: float | None) -> str:
+    """Return one hint as a line: the change, and the mean step predicted after it."""
+    predicted = predicted_text(hint, step_ms)
+    return f"{_change(hint)}: {predicted}" if predicted else _change(hint)
+
+
+def ranks_text(ranks: Sequence[int], world: int | None = None, room: int = 40) -> str:
+    """Return `rank 3`, `ranks 0-7, 12`, or `all 32 ranks`."""
+    if not ranks:
+        return ""
+    if world is not None and len(ranks) >= world > 1:
+        return "all ranks"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    spans: list[str] = []
+    start = last = ranks[0]
+    for rank in [*ranks[1:], -2]:
+        if rank == last + 1:
+            last = rank
+            continue
+        spans.append(
+            f"{start}-{last}"
+            if last > start + 1
+            else f"{start}, {last}"
+            if last > start
+            else f"{start}"
+        )
+        start = last = rank
+        if len(spans) > room:
+            break
+    return clip("ranks " + ", ".join(spans), room)
+
+
+def _width_left(item: Finding, width: int) -> Line:
+    glyph, style = _severity(item)
+    line: Line = [(f"{glyph} ", style)]
+    if width >= 96:
+        word = item.severity if item.state == "open" else "resolved"
+        line.append((pad(word, 9), style))
+    line.append((pad(item.id or "-", 3) + " ", "dim"))
+    return line
+
+
+def finding_rows(
+    item: Finding,
+    width: int,
+    *,
+    world: int | None,
+    step_ms: float | None,
+    selected: bool = False,
+    focused: bool = False,
+    hints: bool = True,
+) -> list[Line]:
+    """Return the rows of one finding in the list: what and how much, then the first hint."""
+    mark = "▌" if selected and focused else "▏" if selected else " "
+    mark_style = "focus" if focused else "dim"
+    left: Line = [(mark, mark_style), *_width_left(item, width)]
+    quiet = item.state != "open" or item.severity not in ("critical", "warning")
+    left.append(
+        (
+            item.summary or item.kind,
+            "dim" if item.state != "open" else "strong" if not quiet else "text",
+        )
+    )
+    if width >= 96:
+        left.append((f"  {ranks_text(item.ranks, world, 24)}", "dim"))
+    cost = cost_text(item)
+    right: Line = []
+    if width >= 96:
+        part = numbers.share(item.share) + " of step" if numbers.known(item.share) else ""
+        right.append((rpad(part, 13), "dim"))
+    right.append((rpad(cost, 15), "dim" if quiet else "strong"))
+    if width >= 110:
+        right.append((f"  {pad(f'confidence {item.confidence}', 17)}", "dim"))
+    elif width >= 70:
+        right.append((f"  {pad(item.confidence, 6)}", "dim"))
+    right.append((" ", "text"))
+    rows = [spread(left, right, width)]
+    if hints and item.hints and item.state == "open" and item.severity in ("critical", "warning"):
+        indent = width_of(_width_left(item, width))
+        hint: Line = [
+            (mark, mark_style),
+            (" " * (indent - 2), "text"),
+            ("→ ", "hint"),
+            (hint_text(item.hints[0], step_ms), "hint"),
+        ]
+        if len(item.hints) > 1:
+            hint.append((f"   +{len(item.hints) - 1} more", "dim"))
+        rows.append(fit(hint, width))
+    return rows
+
+
+def quiet_rows(scene: Scene, width: int) -> list[Line]:
+    """Return what stands in the list when there is no finding, and which rules could not judge."""
+    run = scene.run
+    rows: list[Line] = []
+    if scene.diagnosis_error:
+        rows.append(fit([(" ▲ ", "warning"), (scene.diagnosis_error, "warning")], width))
+    if not scene.findings and run is not None:
+        if run.step_ms is None or not run.window:
+            text = "waiting for steady steps: warm-up and first batches are left out"
+            rows.append(fit([(f"   {text}", "dim")], width))
+        elif not scene.diagnosed:
+            rows.append(fit([("   looking at the first steps", "dim")], width))
+        else:
+            rows.append(
+                fit([(" ✓ ", "ok"), ("nothing found that holds this run back", "text")], width)
+            )
+    return rows
+
+
+def abstained_row(abstained: Sequence[Abstain], width: int) -> Line:
+    """Return one line that names the causes that could not be judged."""
+    kinds = ", ".join(item.kind for item in abstained)
+    return fit([("   ", "text"), (clip(f"not judged: {kinds}", width - 4), "faint")], width)
+
+
+def finding_detail(item: Finding, scene: Scene, width: int) -> list[Line]:
+    """Return every line of one finding: evidence, what was ruled out, what to try."""
+    glyph, style = _severity(item)
+    run, summary = scene.run, scene.summary
+    step_ms = summary.step_ms if summary is not None else None
+    title = f"{item.id}  {item.kind}" if item.id else item.kind
+    lines = [heading(title, width, focused=True), fit([("", "text")], width)]
+    word = (
+        item.severity if item.state == "open" else f"resolved at step {item.resolved_step or 0:,}"
+    )
+    lines.append(
+        fit([(f"  {glyph} {word}", style), ("   ", "text"), (item.summary, "strong")], width)
+    )
+    facts: list[str] = []
+    facts.append(f"cost {cost_text(item)}")
+    if numbers.known(item.share):
+        facts.append(f"{numbers.share(item.share)} of the step")
+    facts.append(f"confidence {item.confidence}")
+    facts.append(ranks_text(item.ranks, run.world_size if run else None, 48))
+    if item.nodes:
+        facts.append(clip(" ".join(item.nodes), 40))
+    if item.opened_step:
+        since = f"open since step {item.opened_step:,}"
+        if item.opened_s:
+            since += f" ({numbers.age(scene.view.at_s + scene.since_s - item.opened_s)})"
+        facts.append(since)
+    if item.follows:
+        facts.append(f"follows {item.follows}")
+    lines += _packed([fact for fact in facts if fact], width)
+    lines += _evidence(item, width)
+    lines += _section(
+        "RULED OUT",
+        width,
+        [[(text, "text")] for text in item.ruled_out],
+        "nothing else was looked at",
+    )
+    lines += _hints(item, step_ms, width)
+    if item.follows:
+        cause = next((f for f in scene.findings if item.follows in (f.id, f.kind)), None)
+        text = f"{item.follows}  {cause.summary}" if cause is not None else item.follows
+        lines += _section("FOLLOWS", width, [[(text, "text")]], "")
+    return lines
+
+
+def _packed(facts: Sequence[str], width: int) -> list[Line]:
+    """Put facts beside each other, as many a line as fit, none broken."""
+    lines: list[Line] = []
+    row = ""
+    for fact in facts:
+        if row and cell_len(row) + 3 + cell_len(fact) > width - 6:
+            lines.append(fit([("    ", "text"), (row, "dim")], width))
+            row = ""
+        row = f"{row}   {fact}" if row else fact
+    lines.append(fit([("    ", "text"), (row, "dim")], width))
+    return lines
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Break text at spaces into lines of at most `width` cells, keeping runs of spaces inside."""
+    rows: list[str] = []
+    row = ""
+    for word in text.split(" "):
+        if row and len(row) + 1 + len(word) > max(10, width):
+            rows.append(row.rstrip())
+            row = ""
+            if not word:
+                continue
+        row = f"{row} {word}" if row else word
+    rows.append(row.rstrip())
+    return [clip(item, width) for item in rows if item]
+
+
+def _section(title: str, width: int, entries: Sequence[Line], empty: str) -> list[Line]:
+    lines: list[Line] = [fit([("", "text")], width), fit([(f"  {title}", "title")], width)]
+    if not entries and empty:
+        lines.append(fit([("    ", "text"), (empty, "dim")], width))
+    for entry in entries:
+        text = entry[0][0]
+        for i, row in enumerate(_wrap(text, width - 8)):
+            lead = "    · " if i == 0 else "      "
+            lines.append(fit([(lead, "dim"), (row, entry[0][1])], width))
+    return lines
+
+
+def _evidence(item: Finding, width: int) -> list[Line]:
+    lines: list[Line] = [fit([("", "text")], width), fit([("  WHY", "title")], width)]
+    if not item.evidence:
+        lines.append(fit([("    no evidence was recorded", "dim")], width))
+    name_width = min(max((len(e.metric) for e in item.evidence), default=0) + 2, width // 3)
+    for number, piece in enumerate(item.evidence, 1):
+        value = piece.value
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            shown = numbers.count(float(value))
+            if shown.endswith(".0"):
+                shown = shown[:-2]
+        else:
+            shown = str(value)
+        line: Line = [
+            (f"  {rpad(str(number), 3)} ", "dim"),
+            (pad(piece.metric, name_width), "text"),
+            (rpad(shown, 9), "strong"),
+            (pad(f" {piece.unit}", 7), "dim"),
+        ]
+        rest = f" {piece.compared_with}" if piece.compared_with else ""
+        source = f"[{piece.source}] " if piece.source else ""
+        lines.append(spread([*line, (rest, "text")], [(source, "faint")], width, keep="left"))
+    return lines
+
+
+def _hints(item: Finding, step_ms: float | None, width: int) -> list[Line]:
+    lines: list[Line] = [fit([("", "text")], width), fit([("  TRY", "title")], width)]
+    if not item.hints:
+        text = (
+            "nothing here: change what it follows" if item.follows else "no change is known to help"
+        )
+        lines.append(fit([(f"    {text}", "dim")], width))
+    for number, hint in enumerate(item.hints, 1):
+        lines.append(
+            fit([(f"  {rpad(str(number), 3)} ", "dim"), (hint_text(hint, step_ms), "hint")], width)
+        )
+        tail: list[str] = []
+        if hint.change and hint.change != _change(hint):
+            tail.append(hint.change)
+        if hint.predicted_ms is not None and step_ms is not None and numbers.known(step_ms):
+            low, high = hint.predicted_ms
+            if numbers.known(low) and numbers.known(high):
+                least, most = max(0.0, step_ms - high), max(0.0, step_ms - low)
+                tail.append(f"gain {_step(least)}..{_step(most)} ms a step")
+        lines += [
+            fit([("      ", "text"), (row, "dim")], width)
+            for row in _wrap("   ".join(tail), width - 10)
+        ]
+    return lines

@@ -1,0 +1,152 @@
+"""The two lines at the top: what is watched and whether it is live; then the verdict."""
+
+from gpuwatch.store.views import RunView, View
+from gpuwatch.tui.render import numbers
+from gpuwatch.tui.render.text import Line, clip, fit, join, spread
+from gpuwatch.tui.scene import Scene
+
+__all__ = ["SILENT_AFTER_S", "header_line", "link_word", "verdict_line"]
+
+SILENT_AFTER_S = 3.0
+"""Data older than this is called silent (the liveness rule of the wire)."""
+
+
+def link_word(scene: Scene) -> tuple[str, str]:
+    """Return the one word that says whether the numbers are alive, with its style."""
+    view, run = scene.view, scene.run
+    if scene.paused:
+        return "PAUSED", "warning"
+    if view.link == "connecting":
+        return "CONNECTING", "dim"
+    if view.link == "lost":
+        return "NO CONTACT", "critical"
+    if run is None:
+        return ("REPLAY", "accent") if view.link == "replay" else ("LIVE", "ok")
+    if run.state == "ended":
+        return "ENDED", "accent"
+    states = {rank.state for rank in run.ranks}
+    if states and states <= {"gone", "ended"}:
+        return "GONE", "critical"
+    if view.link == "replay":
+        return "REPLAY", "accent"
+    age_s = run.age_s + scene.since_s
+    if age_s >= SILENT_AFTER_S:
+        return f"SILENT {numbers.age(age_s)}", "warning"
+    return f"LIVE {numbers.age(age_s)}", "ok"
+
+
+def _size(run: RunView) -> str:
+    nodes, world = len(run.nodes), run.world_size
+    ranks = f"{world:,} rank{'s' if world != 1 else ''}"
+    if nodes <= 1:
+        return ranks
+    if world % nodes == 0:
+        return f"{nodes:,} nodes x {world // nodes:,} ranks"
+    return f"{ranks} on {nodes:,} nodes"
+
+
+def _lost(view: View, run: RunView | None) -> Line:
+    lost = view.lost + (run.lost if run else 0)
+    line: Line = [(f"{lost:,} lost", "warning" if lost else "dim")]
+    if run is not None and run.dropped:
+        line.append((f"  {run.dropped:,} dropped", "warning"))
+    if view.refused:
+        line.append((f"  {view.refused:,} refused", "warning"))
+    return line
+
+
+def header_line(scene: Scene, width: int) -> Line:
+    """Return the first line: run, size, progress; at the right liveness, loss, elapsed time."""
+    run, view = scene.run, scene.view
+    word, style = link_word(scene)
+    right: Line = [(word, style), ("  ", "text"), *_lost(view, run)]
+    if run is not None and width >= 70:
+        right += [("  ", "text"), (numbers.clock(view.at_s - run.started_s), "dim")]
+    right.append((" ", "text"))
+    lead: Line = [(" ◉ ", style)]
+    if run is None:
+        lead.append(("gpuwatch", "strong"))
+        return spread(lead, right, width)
+    if run.simulated:
+        lead += [(" SIMULATED ", "badge"), (" ", "text")]
+    if width >= 100:
+        lead.append(("gpuwatch  ", "dim"))
+    parts: list[Line] = [[*lead, (clip(run.name or run.run, max(12, width // 4)), "strong")]]
+    if len(view.runs) > 1:
+        place = next((i for i, item in enumerate(view.runs) if item.run == run.run), 0)
+        parts.append([(f"run {place + 1}/{len(view.runs)}", "accent")])
+    step = f"step {run.steps:,}"
+    if run.total_steps:
+        step += f"/{run.total_steps:,}"
+    parts.append([(step, "text")])
+    parts.append([(_size(run), "text")])
+    if run.loss is not None:
+        # A loss that is no number is the news of the day, not a gap in the data.
+        parts.append(
+            [
+                ("loss ", "dim"),
+                (numbers.loss(run.loss), "text" if numbers.known(run.loss) else "critical"),
+            ]
+        )
+    if run.epoch is not None:
+        parts.append([("epoch ", "dim"), (numbers.loss(run.epoch), "text")])
+    room = width - sum(len(text) for text, _ in right) - 1
+    return spread(join(parts, ("  ", "text"), max(1, room)), right, width)
+
+
+def _trouble(scene: Scene) -> Line:
+    if scene.summary is None or scene.summary.first_trouble is None:
+        return []
+    if scene.run is not None and scene.run.state == "ended":
+        return []
+    rank = scene.summary.first_trouble
+    number = scene.summary.states.get(rank.state, 1)
+    critical = rank.state in ("gone", "hung")
+    text = f"{'✖' if critical else '▲'} rank {rank.rank} {rank.state}"
+    if number > 1:
+        text = f"{'✖' if critical else '▲'} {number:,} ranks {rank.state}"
+    if rank.state == "hung":
+        text += f" in {rank.phase} {numbers.age(rank.phase_age_s + scene.since_s)}"
+    elif rank.state == "silent":
+        text += f" {numbers.age(rank.age_s + scene.since_s)}"
+    if rank.state_reason and rank.state_reason not in text:
+        text += f": {rank.state_reason}"
+    return [(text, "critical" if critical else "warning")]
+
+
+def verdict_line(scene: Scene, width: int) -> Line:
+    """Return the second line: what matters now, most important first, as much as fits."""
+    view, run, summary = scene.view, scene.run, scene.summary
+    parts: list[Line] = []
+    if run is not None and view.link != "live" and (view.message or view.notices):
+        style = "critical" if view.link == "lost" else "warning"
+        style = "dim" if view.link == "connecting" else style
+        parts.append([(view.message or view.notices[0], style)])
+    parts.append(_trouble(scene))
+    if run is not None and summary is not None:
+        if summary.step_ms is None:
+            parts.append([("no steady step yet", "dim")])
+        else:
+            parts.append([("step ", "dim"), (numbers.duration(summary.step_ms), "strong")])
+        if summary.wait_worst is not None:
+            wait: Line = [("data wait ", "dim"), (numbers.share(summary.wait_worst), "strong")]
+            if len(run.ranks) > 1:
+                wait += [
+                    (" worst ", "dim"),
+                    (numbers.share(summary.wait_median), "text"),
+                    (" median", "dim"),
+                ]
+            parts.append(wait)
+        if summary.comm_share is not None:
+            parts.append([("comm ", "dim"), (numbers.share(summary.comm_share), "text")])
+        if run.samples_per_s is not None:
+            rate = numbers.count(run.samples_per_s)
+            parts.append([(rate, "text"), (" samples/s", "dim")])
+        for label, text in scene.devices:
+            parts.append([(f"{label} ", "dim"), (text, "text")])
+        if summary.goodput is not None:
+            parts.append([("goodput ", "dim"), (numbers.share(summary.goodput), "text")])
+        if summary.p95_ms is not None:
+            parts.append([("p95 ", "dim"), (numbers.duration(summary.p95_ms), "text")])
+    body = join(parts, (" │ ", "rule"), max(0, width - 2))
+    return fit([(" ", "text"), *body], width)

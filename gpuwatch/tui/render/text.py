@@ -1,0 +1,151 @@
+"""Lines of styled text: the one thing that every drawing function here returns.
+
+A `Line` is a list of (text, style name) pairs; the style names are those of `gpuwatch.tui.theme`.
+Widths are terminal cells, not characters: text that came from a training script may hold wide
+characters.
+"""
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len, set_cell_size
+
+__all__ = [
+    "Line",
+    "blank",
+    "cells",
+    "clip",
+    "fit",
+    "heading",
+    "join",
+    "pad",
+    "rpad",
+    "spread",
+    "width_of",
+]
+
+Line = list[tuple[str, str]]
+"""Pieces of text with the name of their style, left to right."""
+
+ELLIPSIS = "…"
+RULE = "─"
+
+
+def cells(text: str) -> int:
+    """Return the width of text in cells; most of what is drawn is ASCII, where it is the length."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def width_of(line: Iterable[tuple[str, str]]) -> int:
+    """Return the width of a line in cells."""
+    return sum([cells(text) for text, _ in line])
+
+
+def clip(text: str, width: int) -> str:
+    """Return text of at most `width` cells, ending in an ellipsis where something was cut."""
+    if width <= 0:
+        return ""
+    if cells(text) <= width:
+        return text
+    if width == 1:
+        return ELLIPSIS
+    if text.isascii():
+        return text[: width - 1].rstrip(" ") + ELLIPSIS
+    # A wide character cut in two leaves a space, which set_cell_size puts there.
+    return set_cell_size(text, width - 1).rstrip() + ELLIPSIS
+
+
+def pad(text: str, width: int) -> str:
+    """Return text of exactly `width` cells, aligned left."""
+    if text.isascii() and len(text) <= width:
+        return text.ljust(width)
+    text = clip(text, width)
+    return text + " " * (width - cells(text)) if width > 0 else ""
+
+
+def rpad(text: str, width: int) -> str:
+    """Return text of exactly `width` cells, aligned right."""
+    if text.isascii() and len(text) <= width:
+        return text.rjust(width)
+    text = clip(text, width)
+    return " " * (width - cells(text)) + text if width > 0 else ""
+
+
+def blank(width: int) -> Line:
+    """Return an empty line of `width` cells; an unstyled one would crash under NO_COLOR."""
+    return [(" " * max(0, width), "text")]
+
+
+def fit(line: Line, width: int, fill: str = " ", style: str = "text") -> Line:
+    """Return the line cut or filled to exactly `width` cells."""
+    out: Line = []
+    room = max(0, width)
+    for text, name in line:
+        size = cells(text)
+        if size > room:
+            if room:
+                out.append((pad(clip(text, room), room), name))
+                room = 0
+            break
+        if size:
+            out.append((text, name))
+            room -= size
+    if room:
+        out.append((fill * room, style))
+    return out
+
+
+def spread(
+    left: Line, right: Line, width: int, fill: str = " ", style: str = "text", keep: str = "right"
+) -> Line:
+    """Put `left` and `right` at the two ends of a line of exactly `width` cells.
+
+    Where both do not fit, the one not named by `keep` is cut.
+    """
+    right_width = width_of(right)
+    left_width = width_of(left)
+    if left_width + right_width + 1 > width:
+        if keep == "right" and right_width < width:
+            return [*fit(left, width - right_width - 1), (" ", "text"), *right]
+        return fit([*left, ("  ", "text"), *right], width)
+    return [*left, (fill * (width - left_width - right_width), style), *right]
+
+
+def join(parts: Iterable[Line], separator: tuple[str, str], width: int) -> Line:
+    """Join whole parts, in order, for as long as they fit in `width` cells."""
+    out: Line = []
+    used = 0
+    gap = cells(separator[0])
+    for part in parts:
+        if not part:
+            continue
+        size = width_of(part)
+        extra = size + (gap if out else 0)
+        if used + extra > width:
+            if not out:
+                return fit(part, width)
+            continue
+        if out:
+            out.append(separator)
+        out.extend(part)
+        used += extra
+    return out
+
+
+def heading(
+    title: str,
+    width: int,
+    *,
+    note: str = "",
+    right: str = "",
+    focused: bool = False,
+) -> Line:
+    """Return the line over a section: title, a quiet rule, and what counts at the right."""
+    left: Line = [
+        ("▌" if focused else " ", "focus"),
+        (title, "title.focus" if focused else "title"),
+        (" ", "text"),
+    ]
+    if note:
+        left += [(f" {note}", "dim"), (" ", "text")]
+    tail: Line = [(f" {right}", "dim"), (" ", "text")] if right else []
+    return spread(left, tail, width, RULE, "rule")

@@ -1,0 +1,126 @@
+"""The step time of the last minutes, and what happened in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuwatch.store.views import Event, RankView, Rollup
+from gpuwatch.tui.render import numbers
+from gpuwatch.tui.render.findings import SEVERITY_GLYPHS
+from gpuwatch.tui.render.spark import limits, spark_rows
+from gpuwatch.tui.render.text import Line, clip, fit, heading, rpad, spread
+from gpuwatch.tui.scene import Scene
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Finding
+
+__all__ = ["event_lines", "timeline_lines", "timeline_row"]
+
+_LABEL = 10
+
+
+def _marks(findings: Sequence[Finding], first_s: float, last_s: float, width: int) -> Line:
+    """Return the line under the timeline that says where findings opened."""
+    cells = [" "] * width
+    for item in findings:
+        if not first_s <= item.opened_s <= last_s or last_s <= first_s or not item.id:
+            continue
+        text = f"▲ {item.id}"
+        at = min(
+            round((item.opened_s - first_s) / (last_s - first_s) * (width - 1)), width - len(text)
+        )
+        if at >= 0 and all(cell == " " for cell in cells[max(0, at - 1) : at + len(text) + 1]):
+            cells[at : at + len(text)] = text
+    return [("".join(cells), "dim")]
+
+
+def _points(rank: RankView, track: int) -> tuple[Sequence[Rollup], list[float | None]]:
+    """Return what is drawn in `track` cells: a second a cell while it fits, at most four."""
+    points = rank.timeline[-track * 4 :]
+    return points, [point.median_ms for point in points]
+
+
+def _span(points: Sequence[Rollup]) -> str:
+    return numbers.age(float(points[-1].second_s - points[0].second_s + 1))
+
+
+def timeline_row(rank: RankView | None, width: int) -> Line:
+    """Return the sparkline in one line, for a short terminal."""
+    if rank is None or not rank.timeline:
+        return fit([(" step   no step yet", "dim")], width)
+    track = max(1, width - 8 - 26)
+    points, values = _points(rank, track)
+    ends = limits(values)
+    low, high = ends if ends is not None else (None, None)
+    drawn = spark_rows(values, min(track, len(points)), 1)[0]
+    right: Line = [(f"  {numbers.ms(low)}..{numbers.ms(high)} ms {_span(points)} ", "dim")]
+    return spread([(" step   ", "dim"), (drawn, "spark")], right, width)
+
+
+def timeline_lines(rank: RankView | None, scene: Scene, width: int, height: int) -> list[Line]:
+    """Return heading and sparkline of one rank's median step per second, at most `height` lines."""
+    title = "Step time"
+    if rank is None or not rank.timeline:
+        lines = [heading(title, width)]
+        lines.append(fit([(f" {rpad('', _LABEL - 1)}no step yet", "dim")], width))
+        return lines[:height]
+    track = max(1, width - _LABEL - 2)
+    points, values = _points(rank, track)
+    ends = limits(values)
+    note = f"median ms a second, rank {rank.rank}, last {_span(points)}"
+    lines = [heading(title, width, note=note)]
+    marked = [item for item in scene.findings if item.opened_s > 0] if height >= 4 else []
+    rows = max(1, min(2, height - 1 - (1 if marked else 0)))
+    low, high = ends if ends is not None else (None, None)
+    for i, row in enumerate(spark_rows(values, track, rows)):
+        label = ""
+        if i == 0:
+            label = numbers.ms(high) if rows > 1 else numbers.ms(values[-1])
+        elif i == rows - 1:
+            label = numbers.ms(low)
+        lines.append(fit([(f"{rpad(label, _LABEL - 1)} ", "dim"), (row, "spark")], width))
+    if marked:
+        drawn = min(len(points), track)
+        first_s = float(points[0].second_s)
+        marks = _marks(marked, first_s, float(points[-1].second_s), drawn)
+        lines.append(fit([(" " * (_LABEL + track - drawn), "text"), *marks], width))
+    return lines[:height]
+
+
+def _event_line(event: Event, width: int) -> Line:
+    moment = time.strftime("%H:%M:%S", time.localtime(event.at_s)) if event.at_s > 0 else "--:--:--"
+    severity = event.severity if event.severity in SEVERITY_GLYPHS else "note"
+    style = "text" if severity == "note" else severity
+    return fit(
+        [(f" {moment} ", "dim"), (f"{SEVERITY_GLYPHS[severity]} ", severity), (event.text, style)],
+        width,
+    )
+
+
+def event_lines(scene: Scene, width: int, height: int, *, compact: bool = False) -> list[Line]:
+    """Return heading and events, newest first, at most `height` lines; standing notices on top.
+
+    `compact` leaves the heading out.
+    """
+    if height <= 0:
+        return []
+    run = scene.run
+    events = [
+        item for item in scene.view.events if not item.run or run is None or item.run == run.run
+    ]
+    lines = [] if compact else [heading("Events", width)]
+    notices = list(scene.view.notices)
+    if run is not None:
+        for rank in run.ranks[:64]:
+            notices += [f"rank {rank.rank}: {text}" for text in rank.notices]
+    lines += [
+        fit([(" ▲ ", "warning"), (clip(text, width - 4), "text")], width)
+        for text in notices[: max(1, height // 2)]
+    ]
+    newest = sorted(events, key=lambda item: -item.at_s)[: max(0, height - len(lines))]
+    lines += [_event_line(item, width) for item in newest]
+    if len(lines) == (0 if compact else 1):
+        lines.append(fit([("   nothing happened yet", "dim")], width))
+    return lines[:height]

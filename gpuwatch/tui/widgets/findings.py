@@ -1,0 +1,91 @@
+"""The list of findings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuwatch.tui.render.findings import abstained_row, finding_rows, quiet_rows
+from gpuwatch.tui.render.text import Line, heading
+from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.widgets.pane import ListPane
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Finding
+
+__all__ = ["FindingsPane"]
+
+
+class FindingsPane(ListPane):
+    """Findings with their first hint. The selection follows the finding, not the row."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._scene: Scene | None = None
+        self._cells = (0, 0)
+        self._key: str | None = None
+        self._run: str | None = None
+
+    @property
+    def finding(self) -> Finding | None:
+        """The selected finding, None where there is none."""
+        if self._scene is None or not self._scene.findings:
+            return None
+        return self._scene.findings[min(self.selected, len(self._scene.findings) - 1)]
+
+    def feed(self, scene: Scene, width: int, height: int) -> None:
+        """Draw the findings of a scene in a pane of that size."""
+        run = scene.run.run if scene.run is not None else None
+        if run != self._run:
+            self._run, self._key = run, None
+        self._scene = scene
+        self._cells = (width, height)
+        selected = 0
+        if self._key is not None:
+            selected = next((i for i, f in enumerate(scene.findings) if f.id == self._key), 0)
+        self.draw(selected)
+
+    def draw(self, selected: int) -> None:
+        """Make the lines with that finding selected."""
+        scene = self._scene
+        if scene is None:
+            return
+        width = self._cells[0]
+        step_ms = scene.summary.step_ms if scene.summary is not None else None
+        world = scene.run.world_size if scene.run is not None else None
+        rows: list[Line] = []
+        items: list[int] = []
+        for i, item in enumerate(scene.findings):
+            part = finding_rows(
+                item,
+                width,
+                world=world,
+                step_ms=step_ms,
+                selected=i == selected,
+                focused=self.has_focus,
+            )
+            rows += part
+            items += [i] * len(part)
+        tail = quiet_rows(scene, width)
+        if scene.abstained:
+            tail.append(abstained_row(scene.abstained, width))
+        rows += tail
+        items += [-1] * len(tail)
+        found = len(scene.open_findings)
+        resolved = len(scene.findings) - found
+        note = f"{found} open" if found else ""
+        if resolved:
+            note = f"{note}  {resolved} resolved".strip()
+        title = heading(
+            "Findings",
+            width,
+            note=note,
+            right="by cost" if len(scene.findings) > 1 else "",
+            focused=self.has_focus,
+        )
+        self.show([title], rows.__getitem__, items, len(scene.findings), selected)
+
+    def select(self, item: int) -> None:
+        """Select a finding and remember it by its id."""
+        super().select(item)
+        if self.finding is not None:
+            self._key = self.finding.id

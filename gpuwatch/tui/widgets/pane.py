@@ -1,0 +1,279 @@
+"""The two kinds of pane: a fixed picture, and a list that scrolls under a fixed heading."""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from textual.binding import Binding, BindingType
+from textual.events import Click
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from gpuwatch.tui.layout import Rect
+from gpuwatch.tui.render.text import Line, width_of
+from gpuwatch.tui.theme import SELECTED_STYLES, STYLES
+
+__all__ = ["LinePane", "ListPane", "place", "to_strip"]
+
+_PLAIN = STYLES["text"]
+
+
+def to_strip(line: Line, width: int, *, selected: bool = False) -> Strip:
+    """Return the line as a strip of exactly `width` cells; every segment has a style."""
+    styles = SELECTED_STYLES if selected else STYLES
+    if not all(text.isprintable() for text, _ in line):
+        line = [(_printable(text), name) for text, name in line]
+    segments = [Segment(text, styles.get(name, _PLAIN)) for text, name in line]
+    return Strip(segments, width_of(line)).adjust_cell_length(width, styles["text"])
+
+
+def _printable(text: str) -> str:
+    """Replace what would move the cursor or worse; the store has done so for its own text."""
+    return "".join([char if char.isprintable() else "?" for char in text])
+
+
+def place(pane: Widget, rect: Rect | None) -> None:
+    """Put a pane where the layout wants it, or hide it."""
+    if rect is None:
+        pane.display = False
+        return
+    pane.styles.offset = (rect.x, rect.y)
+    pane.styles.width = rect.width
+    pane.styles.height = rect.height
+    pane.display = True
+
+
+def _refresh_changed(pane: Widget, changed: Sequence[int], height: int) -> None:
+    """Ask for a repaint of the lines that changed, joined where they follow each other."""
+    if not changed:
+        return
+    if len(changed) >= height:
+        pane.refresh()
+        return
+    width = pane.size.width
+    regions: list[Region] = []
+    start = last = changed[0]
+    for y in [*changed[1:], -1]:
+        if y == last + 1:
+            last = y
+            continue
+        regions.append(Region(0, start, width, last - start + 1))
+        start = last = y
+    pane.refresh(*regions)
+
+
+class LinePane(Widget):
+    """Shows lines from the top; repaints only those that changed."""
+
+    DEFAULT_CSS = "LinePane { position: absolute; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._lines: list[Line] = []
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines on the screen."""
+        return self._lines
+
+    def show(self, lines: list[Line]) -> None:
+        """Replace the picture."""
+        old, self._lines = self._lines, lines
+        longest = max(len(old), len(lines))
+        changed = [
+            y for y in range(longest) if y >= len(old) or y >= len(lines) or old[y] != lines[y]
+        ]
+        _refresh_changed(self, changed, longest)
+
+    def render_line(self, y: int) -> Strip:
+        """Return one line as Textual wants it."""
+        line = self._lines[y] if y < len(self._lines) else []
+        return to_strip(line, self.size.width)
+
+
+class ListPane(ScrollView, can_focus=True):
+    """Rows that can be selected, under `fixed` lines that do not scroll.
+
+    Several rows may belong to one item. Only visible rows are ever asked for.
+    """
+
+    DEFAULT_CSS = """
+    ListPane { position: absolute; scrollbar-size: 0 0; overflow-x: hidden; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "move(1)", "Down", show=False),
+        Binding("k,up", "move(-1)", "Up", show=False),
+        Binding("pagedown,ctrl+d", "page(1)", "Page down", show=False),
+        Binding("pageup,ctrl+u", "page(-1)", "Page up", show=False),
+        Binding("g,home", "jump(0)", "First", show=False),
+        Binding("G,end", "jump(-1)", "Last", show=False),
+        Binding("enter", "open", "Open", show=False),
+    ]
+
+    class Moved(Message):
+        """The selection went to another item."""
+
+        def __init__(self, pane: "ListPane", item: int) -> None:
+            super().__init__()
+            self.pane = pane
+            self.item = item
+
+    class Opened(Message):
+        """Enter was pressed on an item."""
+
+        def __init__(self, pane: "ListPane", item: int) -> None:
+            super().__init__()
+            self.pane = pane
+            self.item = item
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._fixed: list[Line] = []
+        self._items: Sequence[int] = ()
+        self._count = 0
+        self._item_count = 0
+        self._selected = 0
+        self._row: Callable[[int], Line] = lambda _: []
+        self._drawn: list[Line] = []
+
+    @property
+    def selected(self) -> int:
+        """The selected item."""
+        return self._selected
+
+    @property
+    def first_row(self) -> int:
+        """The row at the top of the scrolling part."""
+        return self.scroll_offset.y
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines on the screen."""
+        return self._visible()
+
+    def rows_in(self, height: int) -> int:
+        """Return how many rows fit under the fixed lines."""
+        return max(0, height - len(self._fixed))
+
+    def show(
+        self,
+        fixed: list[Line],
+        row: Callable[[int], Line],
+        items: Sequence[int],
+        number: int,
+        selected: int,
+    ) -> None:
+        """Replace the picture.
+
+        `items` says for each row which of the `number` items it belongs to, -1 for none.
+        """
+        self._fixed, self._row, self._items = fixed, row, items
+        self._count = len(items)
+        self._item_count = number
+        self._selected = max(0, min(selected, self._item_count - 1))
+        size = Size(max(1, self.size.width), self._count + len(fixed))
+        if size != self.virtual_size:
+            self.virtual_size = size
+        self._repaint()
+
+    def _visible(self) -> list[Line]:
+        height = self.size.height
+        top = self.scroll_offset.y
+        rows = range(top, min(self._count, top + self.rows_in(height)))
+        return [*self._fixed, *(self._row(i) for i in rows)]
+
+    def _repaint(self) -> None:
+        old, new = self._drawn, self._visible()
+        self._drawn = new
+        longest = max(len(old), len(new))
+        changed = [y for y in range(longest) if y >= len(old) or y >= len(new) or old[y] != new[y]]
+        _refresh_changed(self, changed, max(longest, 1))
+
+    def render_line(self, y: int) -> Strip:
+        """Return one line as Textual wants it."""
+        line = self._drawn[y] if y < len(self._drawn) else []
+        row = self.scroll_offset.y + y - len(self._fixed)
+        selected = (
+            self.has_focus
+            and y >= len(self._fixed)
+            and 0 <= row < self._count
+            and self._items[row] == self._selected
+        )
+        return to_strip(line, self.size.width, selected=selected)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Follow the scroll position: the lines on the screen are others now."""
+        super().watch_scroll_y(old_value, new_value)
+        if round(old_value) != round(new_value):
+            self.redraw()
+
+    def redraw(self) -> None:
+        """Draw again after the scroll position, the selection or the focus changed."""
+        self.draw(self._selected)
+        self.refresh()
+
+    def draw(self, selected: int) -> None:
+        """Make the lines with that item selected, and call `show`. Subclasses fill it in."""
+        raise NotImplementedError
+
+    def on_resize(self) -> None:
+        """Fill the new size: until now only what fitted the old one was made."""
+        self.redraw()
+
+    def on_focus(self) -> None:
+        """Show the selection as active."""
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """Show the selection as passive."""
+        self.redraw()
+
+    def reveal(self) -> None:
+        """Scroll so that the selected item is on the screen."""
+        rows = [i for i, item in enumerate(self._items) if item == self._selected]
+        room = self.rows_in(self.size.height)
+        if not rows or room <= 0:
+            return
+        top = self.scroll_offset.y
+        if rows[0] < top:
+            self.scroll_to(y=rows[0], animate=False)
+        elif rows[-1] >= top + room:
+            self.scroll_to(y=min(rows[0], rows[-1] - room + 1), animate=False)
+
+    def select(self, item: int) -> None:
+        """Select an item and say so."""
+        if not self._item_count:
+            return
+        item = max(0, min(item, self._item_count - 1))
+        if item != self._selected:
+            self._selected = item
+            self.post_message(self.Moved(self, item))
+            self.redraw()
+        self.reveal()
+
+    def action_move(self, step: int) -> None:
+        """Move the selection by items."""
+        self.select(self._selected + step)
+
+    def action_page(self, pages: int) -> None:
+        """Move the selection by what fits on the screen."""
+        self.select(self._selected + pages * max(1, self.rows_in(self.size.height) - 1))
+
+    def action_jump(self, item: int) -> None:
+        """Select the first (0) or last (-1) item."""
+        self.select(item if item >= 0 else self._item_count - 1)
+
+    def action_open(self) -> None:
+        """Open the selected item."""
+        if self._item_count:
+            self.post_message(self.Opened(self, self._selected))
+
+    def on_click(self, event: Click) -> None:
+        """Select what was clicked."""
+        row = self.scroll_offset.y + event.y - len(self._fixed)
+        if event.y >= len(self._fixed) and 0 <= row < self._count and self._items[row] >= 0:
+            self.select(self._items[row])

@@ -1,0 +1,73 @@
+"""The table of ranks."""
+
+from gpuwatch.store.views import RankView
+from gpuwatch.tui.render.ranks import columns_for, header_row, rank_flags, rank_row
+from gpuwatch.tui.render.text import Line, heading
+from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.widgets.pane import ListPane
+
+__all__ = ["RanksPane"]
+
+
+class RanksPane(ListPane):
+    """Ranks, most noteworthy first. The selection follows the rank, not the row."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._scene: Scene | None = None
+        self._cells = (0, 0)
+
+    def rank_at(self, item: int) -> RankView | None:
+        """Return the rank in that row, None where there is none."""
+        scene = self._scene
+        if scene is None or scene.run is None or not 0 <= item < len(scene.order):
+            return None
+        return scene.run.ranks[scene.order[item]]
+
+    def feed(self, scene: Scene, width: int, height: int) -> None:
+        """Draw the ranks of a scene in a pane of that size."""
+        self._scene = scene
+        self._cells = (width, height)
+        selected = 0
+        if scene.run is not None and scene.selected is not None:
+            ranks = scene.run.ranks
+            selected = next(
+                (row for row, i in enumerate(scene.order) if ranks[i].rank == scene.selected), 0
+            )
+        self.draw(selected)
+
+    def draw(self, selected: int) -> None:
+        """Make the lines with that row selected."""
+        scene = self._scene
+        if scene is None or scene.run is None:
+            return
+        run = scene.run
+        width, height = self._cells
+        columns = columns_for(width, len(run.nodes) > 1)
+        flags = rank_flags(scene.findings, run.world_size)
+        scale = scene.summary.scale_ms if scene.summary is not None else None
+        focused = self.has_focus
+
+        def row(index: int) -> Line:
+            rank = run.ranks[scene.order[index]]
+            return rank_row(
+                rank,
+                columns,
+                scale,
+                flag=flags.get(rank.rank, ""),
+                selected=index == selected,
+                focused=focused,
+                since_s=scene.since_s,
+            )
+
+        room = max(1, height - 2)
+        number = len(run.ranks)
+        first = min(self.first_row, max(0, number - room))
+        where = f"{number:,}"
+        if number > room:
+            where = f"{first + 1:,}-{min(number, first + room):,} of {number:,}"
+        if number < run.world_size:
+            where += f" heard, {run.world_size:,} expected"
+        note = "slowest own time first" if number > 1 else ""
+        title = heading("Ranks", width, note=note, right=where, focused=focused)
+        self.show([title, header_row(columns)], row, range(number), number, selected)

@@ -1,0 +1,141 @@
+"""However a training ends, it ends as it would have without us, and the monitor says what it can.
+
+Each manner runs twice, bare and watched; exit code and output must be the same, but for frames of
+ours inside a traceback that passes through a mark.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+
+from gpuwatch.commands.session import LiveSession
+from gpuwatch.store import View
+
+SCRIPT = str(Path(__file__).parent / "exits.py")
+ZYGOTE = str(Path(__file__).parent / "zygote.py")
+
+
+ENDS = [
+    ("plainly", "ended", "finished"),
+    ("workers", "ended", "finished"),
+    ("raises", "ended", "exception: RuntimeError: on purpose"),
+    ("backward raises", "ended", "exception: ValueError: in backward"),
+    ("worker raises", "ended", "exception: ValueError: Caught ValueError"),
+    ("exit 3", "ended", "finished"),
+    ("exit words", "ended", "finished"),
+    ("_exit 5", "gone", "without a goodbye"),
+    ("SIGTERM", "gone", "without a goodbye"),
+    ("SIGKILL", "gone", "without a goodbye"),
+    ("SIGINT", "ended", "interrupted: KeyboardInterrupt"),
+    ("atexit raises", "ended", "finished"),
+    ("fork", "ended", "finished"),
+    ("unwatch", "ended", "detached"),
+]
+
+STEPS = {"worker raises": 5, "backward raises": 5, "fork": 6}
+
+
+Outcome = tuple[int, str, str]
+
+
+class Zygote:
+    """Runs the script by manner in forks of a process that has imported torch."""
+
+    def __init__(self, rundir: Path, scratch: Path) -> None:
+        self._scratch = scratch
+        self._process = subprocess.Popen(
+            [support.PYTHON, ZYGOTE],
+            env=support.environment(rundir),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, manner: str, **env: str) -> Outcome:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        out, err = self._scratch / "out", self._scratch / "err"
+        task = {"argv": [SCRIPT, manner], "env": env, "out": str(out), "err": str(err)}
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        return code, support.text_of(out), support.text_of(err)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def words(stderr: str) -> list[str]:
+    """What was said, without the frames of a traceback that are ours."""
+    stderr = re.sub(r'  File "[^"]*/gpuwatch/[^"]*", line.*\n(    .*\n)*', "", stderr)
+    return [re.sub(r"0x[0-9a-f]+|pid\(?s?\)? \d+|\d{4,}", "#", s) for s in stderr.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[dict[str, Outcome], dict[str, Outcome], View]]:
+    """Every manner, bare and watched, and the picture that one monitor has at the end."""
+    with support.run_directory() as rundir:
+        zygote = Zygote(rundir, tmp_path_factory.mktemp("exits"))
+        session = LiveSession(rundir)
+        try:
+            manners = [manner for manner, _, _ in ENDS]
+            bare = {manner: zygote.run(manner) for manner in manners}
+            watched = {manner: zygote.run(manner, WATCH="1") for manner in manners}
+
+            def unfinished() -> list[str]:
+                seen = {r.name: r.state for r in session.view().runs}
+                return [m for m in manners if seen.get(m) != "ended"]
+
+            support.wait_until(lambda: not unfinished(), 8, f"an end of {unfinished()}")
+            yield bare, watched, session.view()
+        finally:
+            zygote.close()
+            session.close()
+
+
+@pytest.mark.parametrize(("manner", "state", "reason"), ENDS)
+def test_an_end(
+    outcomes: tuple[dict[str, Outcome], dict[str, Outcome], View],
+    manner: str,
+    state: str,
+    reason: str,
+) -> None:
+    bare, watched, view = outcomes
+    assert watched[manner][0] == bare[manner][0]
+    assert watched[manner][1] == bare[manner][1]
+    assert words(watched[manner][2]) == words(bare[manner][2])
+    (seen,) = [r for r in view.runs if r.name == manner]
+    (rank,) = seen.ranks
+    assert rank.state == state
+    assert reason in rank.state_reason
+    # Without a goodbye nobody closes the last step. A forked child trains unwatched: the steps
+    # are the parent's alone.
+    assert rank.steps == STEPS.get(manner, 7 if state == "gone" else 8)
+    assert rank.lost == 0
+
+
+@pytest.mark.parametrize("directory", ["/proc/nowhere", "open", "long"])
+def test_a_run_directory_that_cannot_be_used_costs_one_line(rundir: Path, directory: str) -> None:
+    if directory == "open":
+        rundir.chmod(0o777)
+    named = {"open": str(rundir), "long": str(rundir / ("x" * 90))}.get(directory, directory)
+    done = subprocess.run(
+        [support.PYTHON, SCRIPT, "plainly"],
+        env=support.environment(rundir, WATCH="1", GPUWATCH_DIR=named),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    code, out, err = done.returncode, done.stdout, done.stderr
+    assert (code, out) == (0, "steps 8\n")
+    (line,) = err.splitlines()
+    assert line.startswith("gpuwatch: no telemetry: ")

@@ -1,0 +1,135 @@
+"""Two real ranks under torchrun, and what a process does when it is told to stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SMALL = ["--data.image_px", "16", "--model.width", "8", "--train.watch", "false"]
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes to be ended with all their children: torchrun puts ranks into their own groups."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        try:
+            family = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            family = []
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        for member in family:
+            member.kill()
+        process.communicate()
+
+
+def start(
+    command: list[str], started: list[subprocess.Popen[str]], **more: str
+) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started.append(process)
+    return process
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(80)
+def test_two_ranks(jpegs: Path, started: list[subprocess.Popen[str]]) -> None:
+    script = str(Path(__file__).with_name("rank_run.py"))
+    options = ["--train.accumulate", "3", "--loader.batch_size", "4", "--loader.num_workers", "1"]
+    process = start(
+        [*TORCHRUN, script, str(jpegs), *SMALL, *options, "--optim.warmup_steps", "2"], started
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    report = json.loads(out)
+    assert report["world"] == 2
+    assert report["losses"][-1] < report["losses"][0]
+    # The images are spread over both ranks; an odd one out is read by both, so that none waits.
+    assert report["shards_overlap"] == report["images"] % 2
+    # 3 epochs of windows of 3, the tail of each epoch a step of its own.
+    assert report["batches"] % 3 != 0
+    assert report["steps"] == 3 * -(-report["batches"] // 3)
+    assert len(report["equal_after_each_step"]) == report["steps"]
+    assert all(report["equal_after_each_step"])
+    assert report["equal_at_the_end"]
+    # This model's gradients are one bucket: one reduction a step, none for other micro-batches.
+    assert report["reduced"] == report["steps"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stops_at_once_without_noise_or_leftovers(
+    jpegs: Path, started: list[subprocess.Popen[str]], sent: signal.Signals, code: int
+) -> None:
+    options = ["--data.path", str(jpegs), *SMALL, "--loader.num_workers", "2"]
+    options += ["--train.steps", "1000000", "--train.log_interval_steps", "1"]
+    process = start([sys.executable, "-m", "trainer", "train", *options], started)
+    assert process.stdout is not None
+    assert "loss" in process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    since = time.monotonic()
+    # To the whole group, as a terminal does: the workers get the signal too.
+    os.killpg(process.pid, sent)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - since < 4.5  # less than the limit after which it would be forced
+    assert process.returncode == code
+    assert all(line.startswith("trainer: ") for line in err.splitlines()), err
+    assert not psutil.wait_procs(children, timeout=3)[1]
+
+
+@pytest.mark.distributed
+def test_a_stuck_main_thread_is_ended_after_the_grace_time(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    code = (
+        "import ctypes\n"
+        "from trainer.signals import stop_signals\n"
+        "lock = ctypes.CDLL(None).pthread_mutex_lock\n"
+        "mutex = ctypes.create_string_buffer(64)\n"
+        "with stop_signals(grace_s=0.3):\n"
+        "    print('ready', flush=True)\n"
+        # Like a collective whose peer hangs: in C, where no Python handler runs.
+        "    lock(mutex), lock(mutex)\n"
+    )
+    process = start([sys.executable, "-c", code], started)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)  # it says so just before
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 143, err
+
+
+@pytest.mark.distributed
+def test_a_damaged_image_ends_the_command_with_one_sentence(
+    tmp_path: Path, jpegs: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    import shutil
+
+    shutil.copytree(jpegs, tmp_path / "set")
+    bad = tmp_path / "set/class1/000001.jpg"
+    bad.write_bytes(b"nonsense")
+    options = ["--data.path", str(tmp_path / "set"), *SMALL, "--data.eval_fraction", "0"]
+    process = start([sys.executable, "-m", "trainer", "train", *options], started)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith(f"trainer: cannot decode the image {bad}: ")

@@ -1,0 +1,171 @@
+"""The loop in one process, on a fake telemetry."""
+
+import contextlib
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpuwatch
+from trainer.config import Config
+from trainer.errors import TrainingError
+from trainer.report import Reporter
+from trainer.run import open_trainer
+from trainer.sources import load
+
+
+class FakeGpuwatch:
+    """Stands in for gpuwatch's public functions and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.facts: list[dict[str, object]] = []
+
+    def watch(self, *, name: str | None = None, allow_control: bool = False) -> None:
+        self.calls.append("watch")
+
+    def unwatch(self) -> None:
+        self.calls.append("unwatch")
+
+    def annotate(self, **facts: object) -> None:
+        self.facts.append({key: value for key, value in facts.items() if value is not None})
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.calls.append(f"{name} begins")
+        yield
+        self.calls.append(f"{name} ends")
+
+    phase = span
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGpuwatch:
+    fake = FakeGpuwatch()
+    for name in ("watch", "unwatch", "annotate", "span", "phase", "step"):
+        monkeypatch.setattr(gpuwatch, name, getattr(fake, name), raising=False)
+    return fake
+
+
+SMALL = (
+    "--data.image_px=16 --model.width=8 --train.threads=1 --train.log_interval_steps=2 "
+    "--loader.num_workers=0 --loader.batch_size=8 --optim.warmup_steps=3"
+)
+
+
+def config(jpegs: Path, *more: str) -> Config:
+    return load(
+        [f"--data.path={jpegs}", *SMALL.split(), *more],
+        environ={},
+    )
+
+
+def test_loss_falls_and_rows_say_so(jpegs: Path, fake: FakeGpuwatch) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with open_trainer(
+        config(jpegs, "--train.steps", "40"), reporter=Reporter(out=out, err=err)
+    ) as trainer:
+        trainer.fit()
+        assert trainer.step == 40
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    steps = [row for row in rows if "loss" in row]
+    assert all(row[0::2] == ["epoch", "step", "loss", "img/s"] for row in steps)
+    assert [int(row[3]) for row in steps] == list(range(2, 41, 2))
+    losses = [float(row[5]) for row in steps]
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    assert any("eval_accuracy" in row for row in rows)
+    assert "2 x" not in err.getvalue()
+    assert "SIMULATED" not in err.getvalue()
+
+
+def test_what_gpuwatch_is_told(jpegs: Path, fake: FakeGpuwatch) -> None:
+    with open_trainer(
+        config(jpegs, "--train.epochs", "2", "--train.accumulate", "3"),
+        reporter=Reporter(enabled=False),
+    ) as trainer:
+        trainer.fit()
+        epoch = trainer.loaders.accumulation
+    assert fake.calls == ["watch", *["eval begins", "eval ends"] * 2, "unwatch"]
+    run, *steps = fake.facts
+    assert run == {"total_steps": 2 * epoch.steps, "dataset_path": str(jpegs)}
+    assert len(steps) == 2 * epoch.steps
+    assert sum(step["samples"] for step in steps) == 2 * epoch.samples  # type: ignore[misc]
+    assert all(isinstance(step["loss"], torch.Tensor) for step in steps)
+    assert steps[-1]["epoch"] == 2.0
+    # Each tensor belongs to its step: none is written to again afterwards.
+    assert len({id(step["loss"]) for step in steps}) == len(steps)
+
+
+def test_telemetry_can_be_off(jpegs: Path, fake: FakeGpuwatch) -> None:
+    with open_trainer(
+        config(jpegs, "--train.steps", "2", "--train.watch", "false"),
+        reporter=Reporter(enabled=False),
+    ) as trainer:
+        trainer.fit()
+    assert fake.calls == []
+    assert fake.facts == []
+
+
+def test_one_seed_one_result(jpegs: Path, fake: FakeGpuwatch) -> None:
+    from trainer.distributed import checksum
+
+    sums = []
+    for seed in ("1", "1", "2"):
+        with open_trainer(
+            config(jpegs, "--train.steps", "5", "--train.seed", seed),
+            reporter=Reporter(enabled=False),
+        ) as trainer:
+            trainer.fit()
+            sums.append(checksum(trainer.model))
+    assert sums[0] == sums[1]
+    assert sums[0] != sums[2]
+
+
+def test_adamw_trains(jpegs: Path, fake: FakeGpuwatch) -> None:
+    with open_trainer(
+        config(jpegs, "--train.steps", "3", "--optim.name", "adamw"),
+        reporter=Reporter(enabled=False),
+    ) as trainer:
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 / 3)
+        assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [5e-4, 0.0]
+        trainer.fit()
+        assert trainer.optimizer.param_groups[0]["lr"] < 1e-3
+
+
+def test_a_loss_that_is_no_number_ends_the_run(jpegs: Path, fake: FakeGpuwatch) -> None:
+    def run() -> None:
+        with open_trainer(config(jpegs), reporter=Reporter(enabled=False)) as trainer:
+            torch.nn.init.constant_(next(trainer.model.parameters()), float("nan"))
+            trainer.fit()
+
+    with pytest.raises(TrainingError, match=r"not a number at step 2: lower optim\.lr"):
+        run()
+    assert fake.calls[-1] == "unwatch"
+
+
+@pytest.mark.parametrize(
+    "fault", ["item_latency_ms=4", "data_ms=30", "forward_ms=30", "backward_ms=30"]
+)
+def test_faults_cost_what_they_say(jpegs: Path, fake: FakeGpuwatch, fault: str) -> None:
+    """Five steps with one fault take about 30 ms longer each; on another rank nothing happens."""
+    err = io.StringIO()
+
+    def seconds(*more: str) -> float:
+        short = config(jpegs, "--train.steps", "5", "--data.eval_fraction", "0", *more)
+        with open_trainer(short, reporter=Reporter(err=err, out=io.StringIO())) as trainer:
+            start = time.perf_counter()
+            trainer.fit()
+            return time.perf_counter() - start
+
+    other_rank = seconds(f"--faults.{fault}", "--faults.rank", "1")
+    assert err.getvalue().count("SIMULATED on rank 1") == 1
+    slow = seconds(f"--faults.{fault}")
+    assert err.getvalue().count("SIMULATED on all ranks") == 1
+    assert slow >= 5 * 0.030
+    assert slow - other_rank > 0.5 * 5 * 0.030

@@ -1,0 +1,188 @@
+"""When something is drawn, what is drawn, and that diagnosis never holds it up."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpuwatch.diagnosis.types import RunDiagnosis
+from gpuwatch.store.views import View
+from gpuwatch.tui.diagnoser import Diagnoser
+from gpuwatch.tui.watcher import Watcher
+from tests.tui.fakes import (
+    FakeSession,
+    few_workers,
+    found,
+    no_diagnosis,
+    rank_view,
+    run_view,
+    two_ranks,
+    view,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def until(ready: object, limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while not ready():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_nothing_new_is_not_drawn_but_ages_advance() -> None:
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    assert watcher.poll() is not None
+    until(lambda: watcher.diagnoses == 1)
+    assert watcher.poll() is not None  # the diagnosis has come in
+    clock.now += 0.25
+    assert watcher.poll() is None
+    clock.now += 0.9
+    scene = watcher.poll()
+    assert scene is not None
+    assert abs(scene.since_s - 1.15) < 1e-6
+    session.show(replace(two_ranks(), at_s=two_ranks().at_s + 2.0))
+    scene = watcher.poll()
+    assert scene is not None
+    assert scene.since_s == 0.0
+    watcher.close()
+
+
+def test_ages_of_a_replay_stand_still() -> None:
+    clock = Clock()
+    watcher = Watcher(FakeSession(replace(two_ranks(), link="replay")), no_diagnosis, clock=clock)
+    watcher.poll()
+    clock.now += 5.0
+    scene = watcher.poll()
+    assert scene is not None
+    assert scene.since_s == 0.0
+    watcher.close()
+
+
+def test_pause_freezes_the_picture() -> None:
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    watcher.poll()
+    watcher.toggle_pause()
+    session.show(view([run_view([rank_view(steps=9999)])]))
+    clock.now += 10.0
+    assert watcher.poll() is None
+    scene = watcher.poll(force=True)
+    assert scene is not None
+    assert scene.paused
+    assert scene.run is not None
+    assert scene.run.steps == 1240
+    watcher.toggle_pause()
+    scene = watcher.poll()
+    assert scene is not None
+    assert scene.run is not None
+    assert scene.run.steps == 9999
+    watcher.close()
+
+
+def test_diagnosis_has_a_cadence_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Diagnoser, "submit", lambda _, picture: asked.append(picture.version))
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    for _ in range(8):
+        session.show(two_ranks())
+        watcher.poll()
+        clock.now += 0.25
+    assert len(asked) == 2
+    # Nothing is judged twice: the same picture has the same findings.
+    clock.now += 5.0
+    watcher.poll()
+    assert len(asked) == 3
+    clock.now += 5.0
+    watcher.poll()
+    assert len(asked) == 3
+
+
+def test_a_hanging_diagnosis_holds_nothing_up() -> None:
+    release = threading.Event()
+
+    def diagnose(_: View) -> Sequence[RunDiagnosis]:
+        release.wait(20)
+        return ()
+
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, diagnose, clock=clock)
+    start = time.monotonic()
+    for _ in range(20):
+        session.show(two_ranks())
+        assert watcher.poll() is not None
+        clock.now += 1.0
+    watcher.close()
+    assert time.monotonic() - start < 5.0
+    release.set()
+
+
+def test_a_failing_diagnosis_is_told() -> None:
+    def diagnose(_: View) -> Sequence[RunDiagnosis]:
+        raise ZeroDivisionError("a rule divided by zero")
+
+    watcher = Watcher(FakeSession(two_ranks()), diagnose)
+    watcher.poll()
+    until(lambda: watcher.diagnoses == 1)
+    scene = watcher.poll()
+    assert scene is not None
+    assert "a rule divided by zero" in scene.diagnosis_error
+    watcher.close()
+
+
+def test_the_newest_live_run_is_shown_until_one_is_chosen() -> None:
+    def named(run: str, state: str = "running") -> object:
+        return run_view([rank_view(run=run)], run=run, state=state)
+
+    session = FakeSession(view([named("new", "ended"), named("live"), named("old")]))  # type: ignore[list-item]
+    watcher = Watcher(session, no_diagnosis)
+
+    def shown() -> str:
+        scene = watcher.poll(force=True)
+        assert scene is not None
+        assert scene.run is not None
+        return scene.run.run
+
+    assert shown() == "live"
+    assert watcher.switch_run(1)
+    assert shown() == "old"
+    assert watcher.switch_run(1)
+    assert shown() == "new"
+    assert watcher.switch_run(-1)
+    assert shown() == "old"
+    watcher.close()
+    chosen = Watcher(session, no_diagnosis, run="old")
+    scene = chosen.poll()
+    assert scene is not None
+    assert scene.run is not None
+    assert scene.run.run == "old"
+    chosen.close()
+
+
+def test_findings_belong_to_their_run() -> None:
+    session = FakeSession(two_ranks())
+    watcher = Watcher(session, found(few_workers()))
+    watcher.poll()
+    until(lambda: watcher.diagnoses == 1)
+    scene = watcher.poll()
+    assert scene is not None
+    assert [item.id for item in scene.findings] == ["F1"]
+    assert scene.diagnosed
+    watcher.close()
+
+
+def test_a_closed_diagnoser_starts_nothing() -> None:
+    diagnoser = Diagnoser(no_diagnosis)
+    diagnoser.close()
+    diagnoser.submit(two_ranks())
+    assert diagnoser.rounds == 0

@@ -1,0 +1,91 @@
+"""The process group of a torchrun job, or none for a single process."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import DistConfig
+from trainer.errors import ConfigError, TrainingError
+
+__all__ = ["Placement", "process_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where this process stands. Without a launcher: rank 0 of 1 and no process group."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    ranks_here: int
+    """Ranks on this node."""
+    launched: bool
+    """Started by torchrun, also as one process: then there is a process group."""
+    device: torch.device
+
+    @classmethod
+    def from_environment(cls, device: str, environ: Mapping[str, str] = os.environ) -> "Placement":
+        """Read torchrun's variables; `device` is auto, cpu or cuda.
+
+        Raises `ConfigError` for cuda where there is none, `TrainingError` for more ranks than
+        GPUs on the node.
+        """
+        launched = "RANK" in environ and "WORLD_SIZE" in environ
+        world_size = int(environ["WORLD_SIZE"]) if launched else 1
+        local_rank = int(environ.get("LOCAL_RANK", "0")) if launched else 0
+        return cls(
+            rank=int(environ["RANK"]) if launched else 0,
+            world_size=world_size,
+            local_rank=local_rank,
+            ranks_here=int(environ.get("LOCAL_WORLD_SIZE", world_size)) if launched else 1,
+            launched=launched,
+            device=_device(device, local_rank),
+        )
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("train.device=cuda, but torch finds no CUDA device here")
+    if local_rank >= torch.cuda.device_count():
+        raise TrainingError(
+            f"this node has {torch.cuda.device_count()} GPUs and no free one for local rank "
+            f"{local_rank}: start at most one process per GPU"
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextlib.contextmanager
+def process_group(config: DistConfig, device: str) -> Iterator[Placement]:
+    """Join the group torchrun describes (env://) and leave it at the end, also on exceptions."""
+    placement = Placement.from_environment(device)
+    cuda = placement.device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(placement.device)
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if cuda else "gloo"
+    if backend == "nccl" and not cuda:
+        raise ConfigError("dist.backend=nccl needs train.device=cuda; gloo works on CPU")
+    if not placement.launched:
+        yield placement
+        return
+    dist.init_process_group(
+        backend,
+        init_method="env://",
+        timeout=timedelta(seconds=config.timeout_s),
+        # Binding the device at once makes NCCL connect now, where a failure is easy to read.
+        device_id=placement.device if cuda else None,
+    )
+    try:
+        yield placement
+    finally:
+        dist.destroy_process_group()

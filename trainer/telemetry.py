@@ -1,0 +1,97 @@
+"""The one place that talks to gpuwatch; a fake can take its place."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Silent", "Telemetry", "Watched"]
+
+
+class Telemetry(Protocol):
+    """What the loop reports. No method may wait for the device."""
+
+    def annotate(
+        self,
+        *,
+        samples: int | None = None,
+        loss: "torch.Tensor | None" = None,
+        epoch: float | None = None,
+        total_steps: int | None = None,
+        dataset_path: str | None = None,
+    ) -> None:
+        """Facts of the current step (samples, loss, epoch) or of the run."""
+        ...
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Time outside steady training."""
+        ...
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """A part of the step that gpuwatch cannot see by itself."""
+        ...
+
+    def close(self) -> None:
+        """End of the run."""
+        ...
+
+
+class Silent:
+    """No telemetry."""
+
+    def annotate(self, **_facts: object) -> None:
+        """Nothing."""
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Nothing around the block."""
+        return nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Nothing around the block."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Watched:
+    """gpuwatch's probe. Made after the process group, so that it knows its rank, and before the
+    loader, so that it sees the first batch. Step boundaries it finds by itself.
+    """
+
+    def __init__(self, name: str) -> None:
+        import gpuwatch
+
+        self._gpuwatch = gpuwatch
+        gpuwatch.watch(name=name)
+
+    def annotate(
+        self,
+        *,
+        samples: int | None = None,
+        loss: "torch.Tensor | None" = None,
+        epoch: float | None = None,
+        total_steps: int | None = None,
+        dataset_path: str | None = None,
+    ) -> None:
+        """Hand the facts on; a loss on the device is handed on as it is."""
+        self._gpuwatch.annotate(
+            samples=samples,
+            loss=loss,
+            epoch=epoch,
+            total_steps=total_steps,
+            dataset_path=dataset_path,
+        )
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """A gpuwatch span."""
+        return self._gpuwatch.span(name)
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """A gpuwatch phase."""
+        return self._gpuwatch.phase(name)
+
+    def close(self) -> None:
+        """Say goodbye, so that the monitor need not guess."""
+        self._gpuwatch.unwatch()
