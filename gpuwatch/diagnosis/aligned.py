@@ -4,7 +4,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
+from gpuwatch.diagnosis.types import RunPicture
 from gpuwatch.schema import PhasesNs, StepRecord
 from gpuwatch.store.views import RankView, RunView
 
@@ -62,9 +64,14 @@ class Aligned:
         """Number of aligned steps."""
         return len(self.indices)
 
+    @cached_property
+    def _phases(self) -> list[list[PhasesNs]]:
+        return [[deciding(r) for r in row] for row in self.records]
+
     def phase_ms(self, name: str) -> list[list[float]]:
         """Return one phase, [rank][step]."""
-        return [[(getattr(deciding(r), name) or 0) / 1e6 for r in row] for row in self.records]
+        of = attrgetter(name)
+        return [[(ns or 0) / 1e6 for ns in map(of, row)] for row in self._phases]
 
     @cached_property
     def step_ms(self) -> list[list[float]]:
@@ -102,16 +109,25 @@ class Aligned:
     @property
     def comm_known(self) -> bool:
         """Whether every rank measured exposed communication."""
-        return all(deciding(r).comm is not None for row in self.records for r in row)
+        return all(r.phases_ms.get("comm") is not None for r in self.ranks)
 
 
-def align(run: RunView) -> Aligned | None:
+def align(picture: RunPicture) -> Aligned | None:
     """Return the steady steps that every rank of the run has, None if there is none."""
+    return picture.once("aligned", lambda: _align(picture.run))
+
+
+def _align(run: RunView) -> Aligned | None:
     ranks = tuple(r for r in run.ranks if r.window and r.state not in {"gone", "silent"})
     if not ranks:
         return None
     shared = set.intersection(*({s.index for s in r.window} for r in ranks))
     if not shared:
         return None
-    records = tuple(tuple(s for s in r.window if s.index in shared) for r in ranks)
+    records = tuple(
+        r.window
+        if len(r.window) == len(shared)
+        else tuple(s for s in r.window if s.index in shared)
+        for r in ranks
+    )
     return Aligned(ranks, tuple(s.index for s in records[0]), records)

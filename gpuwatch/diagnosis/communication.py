@@ -46,7 +46,7 @@ _OWN_PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
 def _distributed(picture: RunPicture, kind: str) -> Aligned | Abstain | None:
     if picture.run.world_size < 2:
         return None
-    aligned = align(picture.run)
+    aligned = align(picture)
     if aligned is None or aligned.count < MIN_STEPS:
         return None
     if len(aligned.ranks) < picture.run.world_size:
@@ -66,6 +66,10 @@ def straggler(picture: RunPicture) -> Outcome:
 
     cost = own time of that rank - median own time of the others.
     """
+    return picture.once("straggler", lambda: _straggler(picture))
+
+
+def _straggler(picture: RunPicture) -> Outcome:
     aligned = _distributed(picture, "straggler")
     if not isinstance(aligned, Aligned):
         return aligned
@@ -98,7 +102,7 @@ def straggler(picture: RunPicture) -> Outcome:
     }
     phase = max(excess, key=excess.__getitem__)
     rank = aligned.ranks[row]
-    if phase == "data_wait" and rank.rank in starved_ranks(aligned):
+    if phase == "data_wait" and rank.rank in starved_ranks(picture, aligned):
         return None  # the loader is the cause, and its own finding names this rank
     return _straggler_finding(aligned, row, own, lag_ms, last_in, phase, excess)
 

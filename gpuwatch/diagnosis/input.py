@@ -142,14 +142,16 @@ def _is_starved(model: _Model, step_ms: float) -> bool:
     return model.depth is None or model.depth < EMPTY_QUEUE
 
 
-def _models(aligned: Aligned) -> list[_Model]:
-    return [_model(aligned, row) for row in range(len(aligned.ranks))]
+def _models(picture: RunPicture, aligned: Aligned) -> list[_Model]:
+    return picture.once(
+        "loader_models", lambda: [_model(aligned, row) for row in range(len(aligned.ranks))]
+    )
 
 
-def starved_ranks(aligned: Aligned) -> tuple[int, ...]:
+def starved_ranks(picture: RunPicture, aligned: Aligned) -> tuple[int, ...]:
     """Return the ranks that wait for an empty loader queue in most of their steps."""
     step_ms = aligned.mean_step_ms
-    return tuple(m.rank.rank for m in _models(aligned) if _is_starved(m, step_ms))
+    return tuple(m.rank.rank for m in _models(picture, aligned) if _is_starved(m, step_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,11 @@ def loader_few_workers(picture: RunPicture) -> Outcome:
     cost = step - max(step with zero data wait, CPU work / cores), where the step with zero data
     wait is, step by step, the slowest rank's own time without its wait, plus the transfer.
     """
-    aligned = align(picture.run)
+    return picture.once("loader_few_workers", lambda: _loader_few_workers(picture))
+
+
+def _loader_few_workers(picture: RunPicture) -> Outcome:
+    aligned = align(picture)
     if aligned is None or aligned.count < MIN_STEPS:
         return None
     first = aligned.ranks[0]
@@ -209,7 +215,7 @@ def loader_few_workers(picture: RunPicture) -> Outcome:
     if all(r.phases_ms.get("data_wait") is None for r in aligned.ranks):
         return Abstain("loader_few_workers", "a DataLoader: no batch fetch was seen")
     step_ms = aligned.mean_step_ms
-    models = _models(aligned)
+    models = _models(picture, aligned)
     starved = [m for m in models if _is_starved(m, step_ms)]
     if not starved:
         return None

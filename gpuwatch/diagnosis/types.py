@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from gpuwatch.store.views import NodeView, RunView
 
@@ -17,6 +18,8 @@ __all__ = [
     "RunDiagnosis",
     "RunPicture",
 ]
+
+_T = TypeVar("_T")
 
 SEVERITIES = ("note", "warning", "critical")
 """From least to most severe."""
@@ -93,10 +96,21 @@ Outcome = Finding | Abstain | None
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """What a rule sees: one run with its nodes."""
+    """What a rule sees: one run with its nodes, at one moment.
+
+    Rules look at the same derived numbers, and at each other's outcomes; `once` makes each of
+    them one time a picture. What it makes must depend on the picture alone.
+    """
 
     run: RunView
     nodes: tuple[NodeView, ...] = field(default=())
+    _made: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, name: str, make: Callable[[], _T]) -> _T:
+        """Return what `make` gave for this picture the first time."""
+        if name not in self._made:
+            self._made[name] = make()
+        return cast("_T", self._made[name])
 
     def node(self, name: str) -> NodeView | None:
         """Return the node of that name, or None."""
