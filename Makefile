@@ -17,7 +17,7 @@ help:
 	@echo "make clean   remove the virtual environment and caches"
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuwatch needs Python 3.11 or newer; try: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuwatch needs Python 3.11 or newer; try: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(INPUTS) | $(BIN)/python
