@@ -45,6 +45,7 @@ __all__ = [
     "Span",
     "StepRecord",
     "Versions",
+    "WorkerCost",
 ]
 
 WIRE_VERSION = 1
@@ -273,11 +274,30 @@ class Reply(_Wire, frozen=True):
     data: Annotated[str, Meta(max_length=262_144)] = ""
 
 
+class WorkerCost(_Wire, frozen=True):
+    """What the batches of one loader worker have cost since it started, by its own clocks.
+
+    Totals over `batches`: wall time in the dataset and in collating, CPU time of the worker's
+    process meanwhile, and the part of the wall time that was collating. `busy_ns` is how long it
+    has been at the batch it makes now, 0 between batches. `age_s` is the age of the reading.
+    """
+
+    loader: Name
+    pid: Pid
+    batches: Count = 0
+    wall_ns: TotalNs = 0
+    cpu_ns: TotalNs = 0
+    collate_ns: TotalNs = 0
+    busy_ns: TotalNs = 0
+    age_s: AgeSeconds = 0.0
+
+
 class RankFrame(_Wire, frozen=True):
     """What one rank sends ten times a second; without records it is the heartbeat.
 
     `seq` counts the frames of one incarnation. A snapshot carries the seq of the last frame that
-    was published before it, `snapshot` True, and the rank's last records again.
+    was published before it, `snapshot` True, and the rank's last records again. `workers` come
+    once a second, newest totals only; in a snapshot those of the last seconds too, oldest first.
     """
 
     version: Annotated[int, Meta(ge=0, le=2**16)]
@@ -296,6 +316,7 @@ class RankFrame(_Wire, frozen=True):
     bye: Bye | None = None
     snapshot: bool = False
     simulated: bool = False
+    workers: Annotated[tuple[WorkerCost, ...], Meta(max_length=4096)] = ()
 
 
 class Reading(_Wire, frozen=True):

@@ -23,6 +23,7 @@ from gpuwatch.schema import (
     Reading,
     SensorFrame,
     StepRecord,
+    WorkerCost,
 )
 
 T0_S = 1_800_000_000.0
@@ -132,11 +133,26 @@ def sensors(
     )
 
 
+def worker_costs(
+    pids: Sequence[int], batch_ms: tuple[float, float, float], loader: str = "loader0"
+) -> tuple[WorkerCost, ...]:
+    """Two readings a worker, ten seconds apart; their first batches cost ten times as much."""
+    wall_ns, cpu_ns, collate_ns = (int(value * 1e6) for value in batch_ms)
+
+    def total(pid: int, batches: int, age_s: float) -> WorkerCost:
+        weight = batches + 9
+        totals = (weight * wall_ns, weight * cpu_ns, weight * collate_ns)
+        return WorkerCost(loader, pid, batches, *totals, age_s=age_s)
+
+    return tuple(total(pid, n, age_s) for n, age_s in ((1, 10.0), (51, 0.0)) for pid in pids)
+
+
 class Trace:
     """A run written step by step: what each rank's phases and look-alike signals are.
 
     `ranks` gives one mapping of phases in ms a rank, own phases only; communication follows from
-    them as in synchronous training: the transfer, and the wait for the slowest rank.
+    them as in synchronous training: the transfer, and the wait for the slowest rank. `batch_ms` is
+    (wall, CPU, collating) of a batch if the workers time themselves.
     """
 
     def __init__(
@@ -157,6 +173,7 @@ class Trace:
         steps: int = 70,
         spike: Mapping[int, float] | None = None,
         gradient_bytes: int = 100 * 2**20,
+        batch_ms: tuple[float, float, float] | None = None,
     ) -> None:
         rng = random.Random(seed)
         world_size = len(ranks)
@@ -195,7 +212,16 @@ class Trace:
                 loaders=(Loader("loader0", num_workers, 2, batch_size=8, worker_pids=pids),),
                 ddp=Ddp(gradient_bytes=gradient_bytes, backend="gloo") if world_size > 1 else None,
             )
-            self.frames.append(rank_frame(1, row, rank=rank, hello=greeting, snapshot=True))
+            self.frames.append(
+                rank_frame(
+                    1,
+                    row,
+                    rank=rank,
+                    hello=greeting,
+                    snapshot=True,
+                    workers=worker_costs(pids, batch_ms) if batch_ms else (),
+                )
+            )
         self.sensors = sensors(
             cores=cores,
             cpu=cpu,

@@ -35,7 +35,8 @@ GOLDEN = {
     "Command": "version id verb | run rank args ttl_s",
     "Reply": "id status | message data",
     "RankFrame": "version run rank incarnation seq sent_s dropped | records spans state ledger "
-    "hello replies bye snapshot simulated",
+    "hello replies bye snapshot simulated workers",
+    "WorkerCost": "loader pid | batches wall_ns cpu_ns collate_ns busy_ns age_s",
     "Reading": "value | unit source age_s state reason",
     "GpuSample": "index uuid | name readings",
     "HostSample": "| cores readings",

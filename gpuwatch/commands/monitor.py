@@ -3,10 +3,12 @@
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import click
 
-from gpuwatch.commands.session import LiveSession
+if TYPE_CHECKING:
+    from gpuwatch.commands.session import LiveSession
 
 __all__ = ["can_draw", "watch_screen"]
 
@@ -24,12 +26,15 @@ def watch_screen(
     *,
     hz: float,
     run: str | None = None,
-    session: LiveSession | None = None,
+    session: "LiveSession | None" = None,
     seconds: float | None = None,
 ) -> int:
     """Open the screen and stay until it is left, or for `seconds`; returns the exit code.
 
     Where no screen can be drawn the picture is printed as text instead.
+
+    Raises:
+        GpuwatchError: this machine cannot be watched; the screen has been left.
     """
     why_not = can_draw()
     if why_not:
@@ -38,19 +43,30 @@ def watch_screen(
         click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
         show_status(run, as_json=False)
         return 0
-    from gpuwatch.diagnosis import Engine
+    from gpuwatch.commands.deferred import DeferredEngine, DeferredSession
     from gpuwatch.tui import GpuwatchApp
 
-    own = session is None
-    session = session or LiveSession()
+    deferred = DeferredSession() if session is None else None
+
+    def leave() -> None:
+        app.call_from_thread(app.exit)
+
+    def painted() -> None:
+        if deferred is not None:
+            deferred.start(leave)
+
+    shown = session if session is not None else deferred
+    assert shown is not None
+    app = GpuwatchApp(shown, DeferredEngine(), hz=hz, run=run, on_first_paint=painted)
+    if seconds is not None:
+        timer = threading.Timer(seconds, leave)
+        timer.daemon = True
+        timer.start()
     try:
-        app = GpuwatchApp(session, Engine(), hz=hz, run=run)
-        if seconds is not None:
-            timer = threading.Timer(seconds, app.call_from_thread, [app.exit])
-            timer.daemon = True
-            timer.start()
         app.run()
     finally:
-        if own:
-            session.close()
+        if deferred is not None:
+            deferred.close()
+    if deferred is not None and deferred.error is not None:
+        raise deferred.error
     return app.return_code or 0

@@ -1,9 +1,10 @@
 """Input: the step waits for data.
 
-The loader model is operational analysis (Plumber, MLSys 2022): with w workers that are never idle
-a batch takes w x the interval between batches, so a step cannot be shorter than
-batch cost / w, nor than the step without its data wait, nor than the CPU work of the node over
-the cores it may use.
+The loader model is operational analysis (Plumber, MLSys 2022): a step cannot be shorter than
+batch cost / w with w workers, nor than the step without its data wait, nor than the CPU work of
+the node over the cores it may use. Workers time their own batches. Where they do not, a batch
+costs w x the interval between batches, which holds while none of them is ever idle: while the
+queue is empty.
 """
 
 import math
@@ -51,6 +52,16 @@ BLOCKED_SHARE = 0.3
 MAIN_BUSY_PERCENT = 90.0
 """CPU of the rank's own process: above, collating or receiving may be the limit."""
 
+BUSY = 0.7
+"""Share of the time that workers must spend on batches to be the limit. Measured with an empty
+queue: 0.96-1.00 (`benchmarks/bench_workers.py`); the rest is taking orders and handing over."""
+
+CROWDED = 0.9
+"""Of the cores busy: time that is not CPU may be waiting for a core."""
+
+COLLATE_SHARE = 0.5
+"""Of a batch's time in a worker: above, collating is what the workers do."""
+
 MARGIN = 1.2
 """Spare workers: items of uneven cost need some."""
 
@@ -58,6 +69,8 @@ FAIR_SHARE = 0.5
 """Of the cores that a busy machine is assumed to grant: the scheduler takes from others too."""
 
 MOST_WORKERS = 64
+WORKERS_CLOCK = "the workers' own timing"
+
 SPREAD = 0.15
 """Width of a prediction. The model was within 13 % in 27 of 27 cells of a sweep."""
 
@@ -73,6 +86,9 @@ class _Model:
     batches: float
     batch_ms: float | None
     batch_cpu_ms: float | None
+    collate_ms: float | None
+    busy: float | None
+    """Share of its time that a worker spends on batches, by its own clock; None if not timed."""
     worker_cpu: float | None
     blocked: float | None
     main_cpu_percent: float | None
@@ -110,9 +126,17 @@ def _model(aligned: Aligned, row: int) -> _Model:
     shares = [
         v / 100 for p in processes if (v := _value(p.readings.get("cpu_percent"))) is not None
     ]
-    batch_ms = batch_cpu_ms = None
+    worker_cpu = statistics.fmean(shares) if shares else None
+    batch_ms = batch_cpu_ms = collate_ms = busy = None
     if loader is not None and loader.num_workers == 0:
         batch_ms = wait_ms / batches
+    elif loader is not None and rank.batch_wall_ms:
+        batch_ms = rank.batch_wall_ms
+        batch_cpu_ms = rank.batch_cpu_ms
+        collate_ms = rank.collate_ms
+        busy = batch_ms * batches / (loader.num_workers * step_ms)
+        if batch_cpu_ms is not None:
+            worker_cpu = batch_cpu_ms / batch_ms
     elif loader is not None:
         batch_ms = loader.num_workers * step_ms / batches
         if shares:
@@ -125,7 +149,9 @@ def _model(aligned: Aligned, row: int) -> _Model:
         batches=batches,
         batch_ms=batch_ms,
         batch_cpu_ms=batch_cpu_ms,
-        worker_cpu=statistics.fmean(shares) if shares else None,
+        collate_ms=collate_ms,
+        busy=busy,
+        worker_cpu=worker_cpu,
         blocked=(sum(p.status == "D" for p in processes) / len(processes) if processes else None),
         main_cpu_percent=(
             _value(rank.process.readings.get("cpu_percent")) if rank.process is not None else None
@@ -134,12 +160,17 @@ def _model(aligned: Aligned, row: int) -> _Model:
     )
 
 
-def _is_starved(model: _Model, step_ms: float) -> bool:
+def _waits(model: _Model, step_ms: float) -> bool:
+    """Whether the rank waits for an empty queue, whoever leaves it empty."""
     if model.wait_ms < max(FLOOR_MS, SHARE_WARNING * step_ms) or model.held < HELD_IN:
         return False
     if not model.workers:
         return True
     return model.depth is None or model.depth < EMPTY_QUEUE
+
+
+def _is_starved(model: _Model, step_ms: float) -> bool:
+    return _waits(model, step_ms) and (model.busy is None or model.busy >= BUSY)
 
 
 def _models(picture: RunPicture, aligned: Aligned) -> list[_Model]:
@@ -218,6 +249,13 @@ def _loader_few_workers(picture: RunPicture) -> Outcome:
     models = _models(picture, aligned)
     starved = [m for m in models if _is_starved(m, step_ms)]
     if not starved:
+        idle = [m.busy for m in models if m.busy is not None and _waits(m, step_ms)]
+        if idle:
+            return Abstain(
+                "loader_few_workers",
+                f"what is between the workers and the step: they make batches {max(idle):.0%} of "
+                f"the time, so more of them would not help, yet none is ready",
+            )
         return None
     if any(m.batch_ms is None for m in starved):
         return Abstain("loader_few_workers", "the loader's arguments: no hello names them")
@@ -313,20 +351,7 @@ def _evidence(
                     "DataLoader queue",
                 )
             )
-        cpu = (
-            f"{worst.batch_cpu_ms:.0f} ms of it CPU"
-            if worst.batch_cpu_ms is not None
-            else "its CPU share is not known"
-        )
-        found.append(
-            Evidence(
-                "batch_cost",
-                round(worst.batch_ms or 0.0, 1),
-                "ms",
-                cpu,
-                "workers x interval of batches while the queue is empty",
-            )
-        )
+        found += _batch_evidence(worst, worst.workers)
     elif worst.batch_ms is not None:
         found.append(
             Evidence(
@@ -338,6 +363,31 @@ def _evidence(
             )
         )
     return tuple(found)
+
+
+def _batch_evidence(model: _Model, workers: int) -> list[Evidence]:
+    """What a batch costs, by the best clock there is."""
+    cpu = (
+        f"{model.batch_cpu_ms:.0f} ms of it CPU"
+        if model.batch_cpu_ms is not None
+        else "its CPU share is not known"
+    )
+    cost_ms = round(model.batch_ms or 0.0, 1)
+    if model.busy is None:
+        source = "workers x interval of batches while the queue is empty"
+        return [Evidence("batch_cost", cost_ms, "ms", cpu, source)]
+    if model.collate_ms is not None:
+        cpu += f", {model.collate_ms:.0f} ms collating"
+    return [
+        Evidence("batch_cost", cost_ms, "ms", cpu, WORKERS_CLOCK),
+        Evidence(
+            "workers_busy",
+            round(100 * min(1.0, model.busy)),
+            "%",
+            f"of the time of {workers} workers; idle below {BUSY:.0%}",
+            WORKERS_CLOCK,
+        ),
+    ]
 
 
 def _look_alikes(
@@ -362,18 +412,35 @@ def _look_alikes(
     shares = [m.worker_cpu for m in starved if m.worker_cpu is not None]
     if shares:
         share = max(shares)
-        if share < LATENCY_BOUND:
-            out.append(f"decode and augmentation: a worker uses {share:.0%} of a core")
+        timed = any(m.busy is not None for m in starved)
+        used = f"{share:.0%} of a batch's time in a worker is CPU"
+        if not timed:
+            used = f"a worker uses {share:.0%} of a core"
+        if share < LATENCY_BOUND and cores is not None and cores.busy > CROWDED * cores.cores:
+            unsure.append(
+                f"decode and augmentation: not ruled out, {used}, but {cores.busy:.1f} of "
+                f"{cores.cores} cores are busy"
+            )
+        elif share < LATENCY_BOUND:
+            out.append(f"decode and augmentation: {used}")
         elif cores is not None:
             free = cores.cores - cores.busy
             out.append(
-                f"oversubscription: a worker uses {share:.0%} of a core, {max(0.0, free):.1f} of "
-                f"{cores.cores} cores are free"
+                f"oversubscription: {used}, {max(0.0, free):.1f} of {cores.cores} cores are free"
             )
         else:
             unsure.append("oversubscription: not ruled out, busy cores are not known")
     elif not in_process:
         unsure.append("decode and augmentation: not ruled out, worker CPU is not known")
+    for model in starved:
+        if model.collate_ms is None or not model.batch_ms:
+            continue
+        collating = f"{model.collate_ms:.1f} of {model.batch_ms:.1f} ms of a batch"
+        if model.collate_ms >= COLLATE_SHARE * model.batch_ms:
+            unsure.append(f"collating: not ruled out, {collating}")
+        else:
+            out.append(f"collating: {collating}")
+        break
     mains = [m.main_cpu_percent for m in starved if m.main_cpu_percent is not None]
     if mains and not in_process:
         if max(mains) < MAIN_BUSY_PERCENT:

@@ -10,15 +10,18 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gpuwatch.probe.accounting import PHASE_INDEX, Accountant
+from gpuwatch.probe.accounting import PHASE_INDEX
+from gpuwatch.probe.events import Recorder
 from gpuwatch.probe.text import wire_text
 from gpuwatch.schema import Bye
 
 if TYPE_CHECKING:
     from gpuwatch.probe.patches import Marks
+    from gpuwatch.probe.pending import Pending
     from gpuwatch.probe.telemetry import Telemetry
 
 __all__ = ["annotate", "phase", "span", "step", "unwatch", "watch"]
@@ -27,14 +30,15 @@ __all__ = ["annotate", "phase", "span", "step", "unwatch", "watch"]
 class _Probe:
     """Everything that one watched process holds."""
 
-    def __init__(self, accountant: Accountant, marks: "Marks", telemetry: "Telemetry") -> None:
-        self.accountant = accountant
+    def __init__(self, recorder: Recorder, marks: "Marks", telemetry: "Telemetry") -> None:
+        self.recorder = recorder
         self.marks = marks
         self.telemetry = telemetry
         self.pid = os.getpid()
 
 
 _probe: _Probe | None = None
+_pending: "Pending | None" = None
 _lock = threading.Lock()
 _hooked = False
 _warned = False
@@ -60,14 +64,45 @@ def watch(*, name: str | None = None, allow_control: bool = False) -> None:
         name: what people call this run; the run id stays what the launcher gave.
         allow_control: let a monitor change what the script has registered as a knob.
     """
-    global _probe, _hooked
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return  # a spawned child that imports the main script again, a loader worker say
+    _begin(name or "", allow_control)
+
+
+def _watch_when_training() -> None:
+    """Put the marks on now, and watch from the first sign of training on; a launcher gives none.
+
+    What `gpuwatch run` does in every process that imports torch. `watch()` may still be called.
+
+    Raises:
+        ImportError: something of gpuwatch is not installed in this environment.
+    """
+    global _pending
+    for needed in ("msgspec", "zmq"):
+        if find_spec(needed) is None:
+            raise ImportError(f"no module named {needed!r}", name=needed)
+    with _lock:
+        if _pending is not None or _probe is not None:
+            return
+        try:
+            _pending = _install(_begin)
+            _pending.arm()
+        except ImportError:
+            raise
+        except Exception as exc:
+            _warn(f"not watching: {type(exc).__name__}: {exc}")
+
+
+def _begin(name: str = "", control: bool = False) -> None:
+    """Watch this process; never raises. `gpuwatch run` may have said more than the script."""
+    global _probe, _hooked
     with _lock:
         if _probe is not None and _probe.pid == os.getpid():
             return
+        name = name or os.environ.get("GPUWATCH_RUN_NAME", "")
+        control = control or os.environ.get("GPUWATCH_ALLOW_CONTROL") == "1"
         try:
-            _probe = _start(name or "", allow_control)
+            _probe = _start(name, control)
         except ImportError as exc:
             _warn(f"not watching: {exc.name or exc} is not installed in this environment")
         except Exception as exc:
@@ -79,37 +114,70 @@ def watch(*, name: str | None = None, allow_control: bool = False) -> None:
                 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _start(name: str, control: bool) -> _Probe:
-    from gpuwatch.probe.identity import identify
-    from gpuwatch.probe.patches import Marks
-    from gpuwatch.probe.telemetry import Telemetry
-
-    notices: list[str] = []
+def _telling(notices: list[str]) -> Callable[[str], None]:
+    """Return what warns the user here and now, and whoever reads `notices` later."""
 
     def warn(text: str) -> None:
         notices.append(text)
         _warn(text)
 
-    accountant = Accountant(distributed=identify().world_size > 1)
-    marks = Marks(accountant, warn)
-    telemetry = Telemetry(accountant, marks, name=name, control=control, notices=notices, warn=warn)
+    return warn
+
+
+def _install(trains: Callable[[], None]) -> "Pending":
+    """Put the marks on. Raises what they raise, and leaves none of them behind then."""
+    from gpuwatch.probe.patches import Marks
+    from gpuwatch.probe.pending import Pending
+
+    notices: list[str] = []
+    recorder = Recorder()
+    marks = Marks(recorder, _telling(notices))
     try:
         marks.install()
     except Exception:
         marks.remove()
         raise
-    telemetry.start()
-    return _Probe(accountant, marks, telemetry)
+    return Pending(recorder, marks, notices, trains)
+
+
+def _start(name: str, control: bool) -> _Probe:
+    global _pending
+    from gpuwatch.probe.identity import identify
+    from gpuwatch.probe.telemetry import Telemetry
+
+    pending, _pending = _pending or _install(_begin), None
+    pending.disarm()
+    recorder, marks, notices = pending.recorder, pending.marks, pending.notices
+
+    try:
+        recorder.distributed = identify().world_size > 1
+        telemetry = Telemetry(
+            recorder,
+            marks,
+            name=name,
+            control=control,
+            notices=notices,
+            warn=_telling(notices),
+        )
+        telemetry.start()
+    except Exception:
+        marks.remove()
+        raise
+    return _Probe(recorder, marks, telemetry)
 
 
 def unwatch() -> None:
     """Stop watching: take the marks off and say goodbye. `watch()` may follow."""
-    global _probe
+    global _probe, _pending
     with _lock:
         probe, _probe = _probe, None
+        pending, _pending = _pending, None
+    if pending is not None:
+        pending.disarm()
+        pending.marks.remove()
     if probe is not None and probe.pid == os.getpid():
         probe.marks.remove()
-        probe.accountant.finish()
+        probe.recorder.finish()
         probe.telemetry.stop(Bye("detached"))
 
 
@@ -120,7 +188,7 @@ def _at_exit() -> None:
         return
     probe.marks.silence()
     with contextlib.suppress(Exception):
-        probe.accountant.finish()
+        probe.recorder.finish()
     probe.telemetry.stop(_last_words())
 
 
@@ -149,8 +217,8 @@ def _after_fork() -> None:
 def step() -> None:
     """Say that an iteration ends here. From the first call on, only this closes steps."""
     probe = _probe
-    if probe is not None and probe.marks._here():
-        probe.accountant.step()
+    if probe is not None and probe.marks.here():
+        probe.recorder.step()
 
 
 @contextlib.contextmanager
@@ -165,28 +233,28 @@ def phase(name: str) -> Iterator[None]:
     index = PHASE_INDEX.get(name)
     if index is None:
         _warn(f"phase({name!r}) is ignored; there are {', '.join(PHASE_INDEX)}")
-    if probe is None or index is None or not probe.marks._here():
+    if probe is None or index is None or not probe.marks.here():
         yield
         return
-    probe.accountant.phase_begin(index)
+    probe.recorder.phase_begin(index)
     try:
         yield
     finally:
-        probe.accountant.phase_end(index)
+        probe.recorder.phase_end(index)
 
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[None]:
     """Count the block as time outside the steps: `eval`, `checkpoint`, or a name of your own."""
     probe = _probe
-    if probe is None or not probe.marks._here():
+    if probe is None or not probe.marks.here():
         yield
         return
-    probe.accountant.span_begin(str(name)[:256])
+    probe.recorder.span_begin(str(name)[:256])
     try:
         yield
     finally:
-        probe.accountant.span_end()
+        probe.recorder.span_end()
 
 
 def annotate(
@@ -241,8 +309,8 @@ def _annotate(
     if dataset_path is not None and str(dataset_path) != telemetry.dataset_path:
         telemetry.dataset_path = str(dataset_path)
         probe.marks.config_version += 1
-    if (samples is not None or tokens is not None) and probe.marks._here():
-        probe.accountant.annotate(
+    if (samples is not None or tokens is not None) and probe.marks.here():
+        probe.recorder.annotate(
             samples=None if samples is None else max(0, int(samples)),
             tokens=None if tokens is None else max(0, int(tokens)),
         )

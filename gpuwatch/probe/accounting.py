@@ -11,8 +11,8 @@ time leaves the step as a span. A step closes at the first fetch after an optimi
 the end of the iterator, or, where nothing fetches, at the optimizer's end; `step()` alone closes
 steps once it has been used.
 
-All marks run in one thread, the training thread. `out` and the totals may be read from another
-thread at any time: appending to a deque and reading an int are atomic under the GIL.
+The marks arrive as events (`gpuwatch.probe.events`) and are lived through again in the telemetry
+thread, on a clock that shows the time each mark was made.
 """
 
 import time
@@ -49,10 +49,6 @@ PHASE_INDEX = {
 
 _PHASE_NAMES = tuple(PHASE_INDEX)
 
-OUT_LIMIT = 4096
-"""Records that may wait for the telemetry thread; more are dropped and counted. At 10 flushes a
-second this is reached above 40,000 steps a second, or when that thread does not run at all."""
-
 _WARMUP_STEPS = 1
 # DDP rebuilds its buckets after the first backward, and broadcasts the new order in the second
 # forward: both iterations differ from the rest.
@@ -65,7 +61,7 @@ class RawStep(NamedTuple):
     step_index: int
     start_ns: int
     step_ns: int
-    phases_ns: tuple[int, ...]
+    phases_ns: list[int]
     fetched: bool
     batches: int
     samples: int | None
@@ -110,25 +106,50 @@ class Totals:
         self.eval_ns = 0
         self.checkpoint_ns = 0
 
+    def add(self, item: RawStep | RawSpan) -> None:
+        """Count one step or span."""
+        if isinstance(item, RawStep):
+            data_wait_ns, comm_ns = item.phases_ns[DATA_WAIT], item.phases_ns[COMM]
+            self.steps += 1
+            self.samples += item.samples or 0
+            self.skipped += "skipped" in item.tags
+            self.data_wait_ns += data_wait_ns
+            self.comm_ns += comm_ns
+            self.training_ns += item.step_ns - data_wait_ns - comm_ns
+        elif item.name == "eval":
+            self.eval_ns += item.duration_ns
+        elif item.name == "checkpoint":
+            self.checkpoint_ns += item.duration_ns
+
+
+_GAP = 7
+"""Slot of the time whose name is not settled yet, behind the seven phases."""
+
+_BUCKET = [0] * 8
+
 
 class _Batch:
-    """A fetched batch that no backward has followed yet."""
+    """A fetched batch that no backward has followed yet; `acc` holds a step's phases and gap."""
 
-    __slots__ = ("acc", "capacity", "depth", "first", "gap_ns", "key", "samples", "start_ns")
+    __slots__ = ("acc", "capacity", "depth", "first", "key", "samples", "start_ns")
 
-    def __init__(self, key: str, start_ns: int, first: bool) -> None:
+    def __init__(
+        self, key: str, start_ns: int, first: bool, depth: int | None, capacity: int | None
+    ) -> None:
         self.key = key
         self.start_ns = start_ns
         self.first = first
-        self.acc = [0, 0, 0, 0, 0, 0, 0]
-        self.gap_ns = 0
+        self.depth = depth
+        self.capacity = capacity
+        self.acc = _BUCKET.copy()
         self.samples: int | None = None
-        self.depth: int | None = None
-        self.capacity: int | None = None
 
 
 class Accountant:
     """Turns marks into `RawStep`s and `RawSpan`s.
+
+    Time goes into one slot of one bucket; a mark adds what has passed and points to the next. The
+    usual case comes first and calls little: a thousand steps a second are replayed here.
 
     Args:
         clock: monotonic nanoseconds.
@@ -142,16 +163,18 @@ class Accountant:
         self.distributed = distributed
         self.out: deque[RawStep | RawSpan] = deque()
         self.dropped = 0
-        self.totals = Totals()
         self.index = 0
         self.manual = False
         self.h2d_marked = False
         self.last_ns = clock()
         self._stack: list[int] = []
-        self._acc = [0, 0, 0, 0, 0, 0, 0]
-        self._gap_ns = 0
+        self._acc = _BUCKET.copy()
+        self._fresh = True  # nothing has been put into `_acc` since the last step closed
         self._pending: list[_Batch] = []
         self._idle = True  # nothing of a step has happened yet: time is start-up, or between epochs
+        self._nowhere = _BUCKET.copy()
+        self._bucket = self._nowhere
+        self._slot = _GAP
         self._start_ns = self.last_ns
         self._attempted = False
         self._stepped: set[int] = set()
@@ -180,24 +203,45 @@ class Accountant:
     def _tick(self) -> int:
         """Give the time since the last mark to where it belongs and return now."""
         now = self.clock()
-        elapsed = now - self.last_ns
+        self._bucket[self._slot] += now - self.last_ns
         self.last_ns = now
-        pending = self._pending
-        if self._idle:
-            return now
-        if self._stack:
-            (pending[-1].acc if pending else self._acc)[self._stack[-1]] += elapsed
-        elif pending:
-            pending[-1].gap_ns += elapsed
-        else:
-            self._gap_ns += elapsed
         return now
+
+    def _aim(self) -> None:
+        """Point to where time goes from here on."""
+        if self._idle:
+            self._bucket = self._nowhere
+            self._slot = _GAP
+            return
+        if self._pending:
+            self._bucket = self._pending[-1].acc
+        else:
+            self._bucket = self._acc
+            self._fresh = False
+        self._slot = self._stack[-1] if self._stack else _GAP
+
+    def _push(self, phase: int) -> None:
+        self._stack.append(phase)
+        if not self._idle:
+            self._slot = phase
+
+    def _pop(self) -> None:
+        self._stack.pop()
+        if not self._idle:
+            self._slot = self._stack[-1] if self._stack else _GAP
 
     def _begin(self, now: int) -> None:
         """Start a step if none is running."""
         if self._idle:
             self._idle = False
             self._start_ns = now
+            self._aim()
+
+    def _settle(self, phase: int) -> None:
+        """The gap of the step has a name now."""
+        acc = self._acc
+        acc[phase] += acc[_GAP]
+        acc[_GAP] = 0
 
     # --- fetching ------------------------------------------------------------------------------
 
@@ -220,19 +264,22 @@ class Accountant:
                 self._tick()
                 stack.clear()
                 self._optimizers = self._nested_backwards = self._nested_comm = 0
-        now = self._tick()
+        now = self.clock()
+        self._bucket[self._slot] += now - self.last_ns
+        self.last_ns = now
         self._no_fetch = False
         if self._attempted and not self.manual:
             self._close(now)
-        elif not self._pending:
-            self._acc[OTHER] += self._gap_ns
-            self._gap_ns = 0
-        self._begin(now)
-        batch = _Batch(key, now, first)
-        batch.depth = depth
-        batch.capacity = capacity
+        elif not self._pending and not self._idle:
+            self._settle(OTHER)
+        if self._idle:
+            self._idle = False
+            self._start_ns = now
+        batch = _Batch(key, now, first, depth, capacity)
         self._pending.append(batch)
         stack.append(DATA_WAIT)
+        self._bucket = batch.acc
+        self._slot = DATA_WAIT
 
     def fetch_end(self, samples: int | None) -> None:
         """The batch is there; `samples` in it, None if that cannot be told."""
@@ -241,9 +288,13 @@ class Accountant:
         if self._nested_fetches:
             self._nested_fetches -= 1
             return
-        if self._stack and self._stack[-1] == DATA_WAIT:
-            self._tick()
-            self._stack.pop()
+        stack = self._stack
+        if stack and stack[-1] == DATA_WAIT:
+            now = self.clock()
+            self._bucket[DATA_WAIT] += now - self.last_ns
+            self.last_ns = now
+            stack.pop()
+            self._slot = stack[-1] if stack else _GAP
             self._pending[-1].samples = samples
 
     def fetch_stop(self) -> None:
@@ -260,11 +311,12 @@ class Accountant:
         waited_ns = self._pending.pop().acc[DATA_WAIT]
         if self._pending:
             # Evaluation that has ended, or a window fetched ahead: settled by what follows.
-            self._pending[-1].gap_ns += waited_ns
+            self._pending[-1].acc[_GAP] += waited_ns
         elif any(self._acc):
             self._acc[DATA_WAIT] += waited_ns
         else:
             self._idle = True
+        self._aim()
 
     # --- backward ------------------------------------------------------------------------------
 
@@ -273,22 +325,29 @@ class Accountant:
         if self._spans:
             return
         stack = self._stack
-        if self._nested_backwards or (stack and stack[-1] == BACKWARD):
-            self._nested_backwards += 1
-            return
-        if stack and stack[-1] == OPTIMIZER:
-            # A closure: what ran since the optimizer began was its forward.
-            stack.append(FORWARD)
-            self._tick()
-            stack.pop()
-        else:
-            self._begin(self._tick())
+        if stack:
+            if self._nested_backwards or stack[-1] == BACKWARD:
+                self._nested_backwards += 1
+                return
+            if stack[-1] == OPTIMIZER:
+                # A closure: what ran since the optimizer began was its forward.
+                self._slot = FORWARD
+        now = self.clock()
+        self._bucket[self._slot] += now - self.last_ns
+        self.last_ns = now
+        if self._idle:
+            self._idle = False
+            self._start_ns = now
         if self._pending:
             self._commit(FORWARD)
-        self._acc[FORWARD] += self._gap_ns
-        self._gap_ns = 0
+        acc = self._acc
+        acc[FORWARD] += acc[_GAP]
+        acc[_GAP] = 0
         self._backwards += 1
         stack.append(BACKWARD)
+        self._fresh = False
+        self._bucket = acc
+        self._slot = BACKWARD
 
     def backward_end(self, compute_end_ns: int | None = None) -> None:
         """The backward has returned. Its own computing ended at `compute_end_ns`, if known: from
@@ -299,44 +358,64 @@ class Accountant:
         if self._nested_backwards:
             self._nested_backwards -= 1
             return
-        if not self._stack or self._stack[-1] != BACKWARD:
+        stack = self._stack
+        if not stack or stack[-1] != BACKWARD:
             return
         last_ns = self.last_ns
-        now = self._tick()
-        self._stack.pop()
+        now = self.clock()
+        bucket = self._bucket
+        bucket[BACKWARD] += now - last_ns
+        self.last_ns = now
+        stack.pop()
+        self._slot = stack[-1] if stack else _GAP
         if compute_end_ns is not None:
-            exposed_ns = now - max(last_ns, compute_end_ns)
+            exposed_ns = now - (last_ns if last_ns > compute_end_ns else compute_end_ns)
             if exposed_ns > 0:
-                self._acc[BACKWARD] -= exposed_ns
-                self._acc[COMM] += exposed_ns
+                bucket[BACKWARD] -= exposed_ns
+                bucket[COMM] += exposed_ns
 
     def _commit(self, gap_phase: int) -> None:
         """The batch fetched last is training: it and those of its loader belong to the step."""
         pending = self._pending
-        key = pending[-1].key
+        last = pending[-1]
+        key = last.key
+        if len(pending) == 1 and self._fresh:
+            # The usual loop: one batch, and nothing else in the step yet. Its bucket is the step's.
+            self._acc = last.acc
+            self._take(last)
+        else:
+            self._commit_many(key)
+        pending.clear()
+        self._settle(gap_phase)
+        self._fresh = False
+        self._fetched = True
+        self._loader = self._trained_key = key
+
+    def _commit_many(self, key: str) -> None:
         evaluated_ns = 0
         evaluated_from = 0
         acc = self._acc
-        for batch in pending:
+        for batch in self._pending:
             if batch.key == key:
-                for phase, value in enumerate(batch.acc):
-                    acc[phase] += value
-                acc[gap_phase] += batch.gap_ns
-                self._fetches += 1
-                self._first = self._first or batch.first
-                if batch.samples is not None:
-                    self._samples = (self._samples or 0) + batch.samples
-                if batch.depth is not None:
-                    self._depth = batch.depth
-                    self._capacity = batch.capacity
+                for slot, value in enumerate(batch.acc):
+                    acc[slot] += value
+                self._take(batch)
             else:
                 evaluated_from = evaluated_from or batch.start_ns
-                evaluated_ns += sum(batch.acc) + batch.gap_ns
-        pending.clear()
-        self._fetched = True
-        self._loader = self._trained_key = key
+                evaluated_ns += sum(batch.acc)
         if evaluated_ns:
-            self._emit_span("eval", evaluated_from, evaluated_ns)
+            self.out.append(RawSpan("eval", evaluated_from, evaluated_ns, self.index))
+
+    def _take(self, batch: _Batch) -> None:
+        self._fetches += 1
+        if batch.first:
+            self._first = True
+        samples = batch.samples
+        if samples is not None:
+            self._samples = samples if self._samples is None else self._samples + samples
+        if batch.depth is not None:
+            self._depth = batch.depth
+            self._capacity = batch.capacity
 
     # --- communication -------------------------------------------------------------------------
 
@@ -348,7 +427,7 @@ class Accountant:
             self._nested_comm += 1
             return
         self._tick()
-        self._stack.append(COMM)
+        self._push(COMM)
 
     def comm_end(self) -> None:
         """The wait is over."""
@@ -359,7 +438,7 @@ class Accountant:
             return
         if self._stack and self._stack[-1] == COMM:
             self._tick()
-            self._stack.pop()
+            self._pop()
 
     # --- optimizer -----------------------------------------------------------------------------
 
@@ -370,15 +449,18 @@ class Accountant:
         if self._optimizers:
             self._optimizers += 1
             return
-        now = self._tick()
-        self._begin(now)
+        now = self.clock()
+        self._bucket[self._slot] += now - self.last_ns
+        self.last_ns = now
+        if self._idle:
+            self._begin(now)
         if not self._pending:
-            self._acc[OTHER] += self._gap_ns
-            self._gap_ns = 0
-        if self._attempted and key in self._stepped and not self.manual and not self._pending:
-            self._close_at_attempt()
+            self._settle(OTHER)
+            if self._attempted and key in self._stepped and not self.manual:
+                self._close_at_attempt()
         self._optimizers = 1
         self._stack.append(OPTIMIZER)
+        self._slot = OPTIMIZER
 
     def optimizer_end(self, key: int, *, skipped: bool = False) -> None:
         """The optimizer step has returned; `skipped` if it left the weights alone."""
@@ -387,18 +469,26 @@ class Accountant:
         self._optimizers -= 1
         if self._optimizers:
             return
-        now = self._tick()
+        now = self.clock()
+        self._bucket[self._slot] += now - self.last_ns
+        self.last_ns = now
         if self._stack:
             self._stack.pop()
         if self._pending:
             self._commit(OTHER)
         self._attempted = True
-        self._skipped = self._skipped or skipped
+        if skipped:
+            self._skipped = True
         self._stepped.add(key)
         if self._no_fetch and not self.manual:
             self._close(now)
-        else:
+        elif not self._fetched:
             self._at_attempt = (self._acc.copy(), now)
+        else:
+            self._at_attempt = None
+        self._bucket = self._acc
+        self._fresh = False
+        self._slot = self._stack[-1] if self._stack else _GAP
 
     def _close_at_attempt(self) -> None:
         """The same optimizer steps again and nothing was fetched between: this loop makes its own
@@ -413,7 +503,8 @@ class Accountant:
         self._acc = at_attempt
         self._backwards -= backwards
         self._close(ended_ns)
-        self._acc = rest
+        self._acc = self._bucket = rest
+        self._fresh = False
         self._backwards = backwards
 
     # --- the end of a step ---------------------------------------------------------------------
@@ -429,44 +520,21 @@ class Accountant:
         if self._pending:
             self._commit(OTHER)
         self._close(now)
+        self._aim()
 
     def _close(self, now: int) -> None:
+        """Emit the step and begin the next one; the caller aims afterwards."""
         acc = self._acc
-        acc[OTHER] += self._gap_ns
-        self._gap_ns = 0
-        for batch in self._pending:
-            # Fetched ahead for a later step: its time was spent in this one, its samples are not.
-            for phase, value in enumerate(batch.acc):
-                acc[phase] += value
-            acc[OTHER] += batch.gap_ns
-            batch.acc = [0, 0, 0, 0, 0, 0, 0]
-            batch.gap_ns = 0
-            batch.start_ns = now
-        step_ns = sum(acc)
+        acc[OTHER] += acc.pop()
+        if self._pending:
+            self._spend_pending(now)
         index = self.index
-        tags: tuple[str, ...] = ()
-        if self._first:
-            tags = ("first_batch",)
-        if index < _DDP_FIRST_STEPS:
-            if index < _WARMUP_STEPS:
-                tags += ("warmup",)
-            if self.distributed:
-                tags += ("ddp_first",)
-        if self._skipped:
-            tags += ("skipped",)
-        totals = self.totals
-        totals.steps += 1
-        totals.samples += self._samples or 0
-        totals.skipped += self._skipped
-        totals.training_ns += step_ns - acc[DATA_WAIT] - acc[COMM]
-        totals.data_wait_ns += acc[DATA_WAIT]
-        totals.comm_ns += acc[COMM]
-        self._emit(
+        self.out.append(
             RawStep(
                 index,
                 self._start_ns,
-                step_ns,
-                tuple(acc),
+                sum(acc),
+                acc,
                 self._fetched,
                 self._fetches or self._backwards,
                 self._samples,
@@ -474,45 +542,73 @@ class Accountant:
                 self._loss,
                 self._depth,
                 self._capacity,
-                tags,
+                self._tags() if index < _DDP_FIRST_STEPS or self._first or self._skipped else (),
                 self._loader,
             )
         )
         self.index = index + 1
-        self._acc = [0, 0, 0, 0, 0, 0, 0]
+        self._acc = self._bucket = _BUCKET.copy()
+        self._fresh = True
         self._start_ns = now
-        self._attempted = False
+        self._attempted = self._fetched = self._first = self._skipped = False
         self._stepped.clear()
         self._at_attempt = None
-        self._fetched = False
         self._fetches = self._backwards = 0
-        self._samples = self._tokens = self._loss = None
-        self._depth = self._capacity = None
-        self._first = self._skipped = False
+        self._samples = self._tokens = self._loss = self._depth = self._capacity = None
 
-    def _emit(self, item: RawStep | RawSpan) -> None:
-        if len(self.out) >= OUT_LIMIT:
-            self.dropped += 1
-        else:
-            self.out.append(item)
+    def _spend_pending(self, now: int) -> None:
+        """Batches fetched ahead for a later step: their time was spent in this one, their samples
+        were not.
+        """
+        acc = self._acc
+        for batch in self._pending:
+            gap_ns = batch.acc.pop()
+            for phase, value in enumerate(batch.acc):
+                acc[phase] += value
+            acc[OTHER] += gap_ns
+            batch.acc = _BUCKET.copy()
+            batch.start_ns = now
 
-    def _emit_span(self, name: str, start_ns: int, duration_ns: int) -> None:
-        if name == "eval":
-            self.totals.eval_ns += duration_ns
-        elif name == "checkpoint":
-            self.totals.checkpoint_ns += duration_ns
-        self._emit(RawSpan(name, start_ns, duration_ns, self.index))
+    def _tags(self) -> tuple[str, ...]:
+        tags: tuple[str, ...] = ("first_batch",) if self._first else ()
+        if self.index < _WARMUP_STEPS:
+            tags += ("warmup",)
+        if self.distributed and self.index < _DDP_FIRST_STEPS:
+            tags += ("ddp_first",)
+        if self._skipped:
+            tags += ("skipped",)
+        return tags
+
+    def abandon(self, attempts: int) -> None:
+        """Marks are missing, and with them `attempts` steps: count them and begin anew."""
+        self.dropped += attempts
+        self.index += attempts
+        self._stack.clear()
+        self._pending.clear()
+        self._spans.clear()
+        self._stepped.clear()
+        self._acc = _BUCKET.copy()
+        self._idle = self._fresh = True
+        self._attempted = self._fetched = self._first = self._skipped = False
+        self._at_attempt = None
+        self._fetches = self._backwards = self._optimizers = 0
+        self._nested_fetches = self._nested_backwards = self._nested_comm = 0
+        self._samples = self._tokens = self._loss = self._depth = self._capacity = None
+        self._aim()
 
     def finish(self) -> None:
         """The process ends: close the step whose optimizer has run, settle what is pending."""
+        while self._spans:
+            self.span_end()
         now = self._tick()
         if self._attempted and not self.manual:
             self._close(now)
         if self._pending and not any(self._acc):
             start_ns = self._pending[0].start_ns
-            evaluated_ns = sum(sum(b.acc) + b.gap_ns for b in self._pending)
+            evaluated_ns = sum(sum(b.acc) for b in self._pending)
             self._pending.clear()
-            self._emit_span("eval", start_ns, evaluated_ns)
+            self.out.append(RawSpan("eval", start_ns, evaluated_ns, self.index))
+        self._aim()
 
     # --- what the user says --------------------------------------------------------------------
 
@@ -522,7 +618,7 @@ class Accountant:
             return
         self._tick()
         self.h2d_marked = self.h2d_marked or phase == H2D
-        self._stack.append(phase)
+        self._push(phase)
 
     def phase_end(self, phase: int) -> None:
         """The user's own phase ends."""
@@ -530,7 +626,7 @@ class Accountant:
             return
         if self._stack and self._stack[-1] == phase:
             self._tick()
-            self._stack.pop()
+            self._pop()
 
     def span_begin(self, name: str) -> None:
         """Time that belongs to no step starts; marks inside it are not counted."""
@@ -544,7 +640,7 @@ class Accountant:
         name, start_ns = self._spans.pop()
         if not self._spans:
             self.last_ns = now = self.clock()
-            self._emit_span(name, start_ns, now - start_ns)
+            self.out.append(RawSpan(name, start_ns, now - start_ns, self.index))
 
     def annotate(
         self, samples: int | None = None, tokens: int | None = None, loss: float | None = None
@@ -561,14 +657,14 @@ class Accountant:
 
     # --- what happens now ----------------------------------------------------------------------
 
-    def now(self) -> tuple[str, str, int]:
-        """Return (status, phase, ns since the last mark), as another thread may ask at any time."""
-        age_ns = max(0, self.clock() - self.last_ns)
+    def now(self, at_ns: int) -> tuple[str, str, int]:
+        """Return (status, phase, ns since the last mark) at the moment `at_ns`."""
+        age_ns = max(0, at_ns - self.last_ns)
         spans = self._spans[-1:]
         if spans:
             name, since_ns = spans[0]
             status = name if name in {"eval", "checkpoint", "compile"} else "training"
-            return status, name, max(0, self.clock() - since_ns)
+            return status, name, max(0, at_ns - since_ns)
         pending = self._pending[-1:]
         evaluating = (
             len(self._pending) > 1

@@ -1,34 +1,48 @@
 """The marks: where torch is touched, and how it is put back.
 
-Boundary marks only; nothing happens per module. Each wrapper acts in the training thread alone,
+Boundary marks only; nothing happens per module. Each mark acts in the training thread alone,
 does nothing while torch compiles, and never raises: the first failure of a mark turns the probe
 off with one line, and training goes on.
 """
 
 import functools
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data import dataloader
 
-from gpuwatch.probe.accounting import Accountant
 from gpuwatch.probe.describe import describe_ddp, describe_loader, queue_depth
+from gpuwatch.probe.events import (
+    BACKWARD_BEGIN,
+    BACKWARD_END,
+    COMM_BEGIN,
+    COMM_END,
+    FETCH_BEGIN,
+    FETCH_END,
+    FETCH_STOP,
+    OPTIMIZER_BEGIN,
+    Recorder,
+)
+from gpuwatch.probe.swap import RAISED, SwapError, leave_uncompiled, swap
+from gpuwatch.probe.workers import Workers
 from gpuwatch.schema import Ddp, Loader
 
 __all__ = ["Marks", "batch_samples"]
 
 _DEAR_NS = 100_000_000  # what costs over a microsecond is read at most ten times a second
 _BATCH_NESTING = 3
+_KEY = "_gpuwatch_loader"
 
 
 def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
@@ -51,19 +65,42 @@ def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
     return None
 
 
+_Calls = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
+"""What `swap` takes: called with the first argument, and with its result and the return value."""
+
+
+def _around(
+    original: Callable[..., Any], begin: Callable[[Any], Any], end: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """Return a wrapper that makes the calls."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        token = begin(args[0] if args else next(iter(kwargs.values()), None))
+        try:
+            value = original(*args, **kwargs)
+        except BaseException:
+            end(token, RAISED)
+            raise
+        return end(token, value)
+
+    return wrapper
+
+
 class Marks:
-    """Installs the marks on torch and feeds an `Accountant`.
+    """Installs the marks on torch and leaves events with a `Recorder`.
 
     `loaders` and `ddp` describe what was seen, for the hello;
     `config_version` rises when there is something new.
     """
 
-    def __init__(self, accountant: Accountant, warn: Callable[[str], None]) -> None:
-        self._accountant = accountant
+    def __init__(self, recorder: Recorder, warn: Callable[[str], None]) -> None:
+        self._recorder = recorder
+        self._push = recorder.push
         self._warn = warn
-        self._thread = threading.get_ident()
+        self.thread = get_ident()  # 0 while the marks are off: no thread has that id
         self._adopted = False
         self._off = True
+        self._awaited: Callable[[], None] | None = None
         self._undo: list[Callable[[], None]] = []
         self._dear_ns = 0
         self._keys: dict[int, tuple[weakref.ref[Any] | None, str]] = {}
@@ -75,6 +112,7 @@ class Marks:
         self.config_version = 0
         self.loaders: dict[str, Loader] = {}
         self.ddp: Ddp | None = None
+        self.workers = Workers()
         self._ddp_module: weakref.ref[Any] | None = None
 
     # --- install and remove --------------------------------------------------------------------
@@ -82,25 +120,36 @@ class Marks:
     def install(self) -> None:
         """Put the marks on. Raises whatever an unknown torch raises; `remove` undoes the rest."""
         self._off = False
-        self._wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        self._wrap(torch.autograd, "backward", self._backward)
+        self.thread = get_ident()
+        self._mark(dataloader._BaseDataLoaderIter, "__next__", self._fetch())
+        self._wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", self.workers.starting)
+        self._mark(torch.autograd, "backward", self._backward())
         self._wrap(torch.amp.GradScaler, "step", self._scaler_step)
         if dist.is_available():
             from torch.nn.parallel import DistributedDataParallel
 
-            self._wrap(DistributedDataParallel, "_pre_forward", self._ddp_pre_forward)
-            self._wrap(DistributedDataParallel, "_sync_buffers", self._waiting)
-            work = torch._C._distributed_c10d.Work
-            self._wrap(work, "wait", self._waiting)
+            self._mark(DistributedDataParallel, "_pre_forward", self._ddp_forward())
+            self._mark(DistributedDataParallel, "_sync_buffers", self._wait())
+            self._mark(torch._C._distributed_c10d.Work, "wait", self._wait())
+        leave_uncompiled(self._optimizer_before, self._optimizer_after)
         before = register_optimizer_step_pre_hook(self._optimizer_before)
         after = register_optimizer_step_post_hook(self._optimizer_after)
         self._undo += [before.remove, after.remove]
 
     def remove(self) -> None:
         """Take the marks off, as far as nobody has wrapped them again since."""
-        self._off = True
+        self.silence()
         while self._undo:
             self._undo.pop()()
+
+    def _mark(self, owner: Any, name: str, calls: _Calls) -> None:
+        """Have the calls made around a function: within its code, or else around it."""
+        begin, end = calls
+        leave_uncompiled(begin, end)
+        try:
+            self._undo.append(swap(getattr(owner, name, None), begin, end))
+        except SwapError:  # a function in C, or no source: a frame more in tracebacks
+            self._wrap(owner, name, lambda original: _around(original, begin, end))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name, None)
@@ -120,80 +169,112 @@ class Marks:
     def silence(self) -> None:
         """Turn every mark off without touching torch: in a forked child."""
         self._off = True
+        self.thread = 0
 
     def _fail(self) -> None:
         """A mark has raised: say so once and never run again."""
         if self._off:
             return
-        self._off = True
+        self.silence()
         kind, value = sys.exc_info()[:2]
         name = kind.__name__ if kind else "error"
         self._warn(f"the marks are off after an error of their own ({name}: {value})")
 
-    def _here(self) -> bool:
-        return not self._off and threading.get_ident() == self._thread
+    def here(self) -> bool:
+        """Whether this is the training thread and the marks are on."""
+        return get_ident() == self.thread
 
-    def _adopt(self) -> None:
+    def _adopt(self) -> bool:
         """The thread of the first backward or optimizer step is the training thread."""
+        if self._adopted or self._off:
+            return False
         self._adopted = True
-        self._thread = threading.get_ident()
+        self.thread = get_ident()
+        return True
+
+    def wait_for_sign(self, seen: Callable[[], None]) -> None:
+        """Record nothing before a mark fires, and call `seen` then, in the thread of the mark."""
+        self._awaited = seen
+        self.thread = 0
+
+    def stop_waiting(self) -> None:
+        """Record from here on, unless the marks are off."""
+        if self._awaited is not None:
+            self._awaited = None
+            if not self._off:
+                self.thread = get_ident()
+
+    def _sign(self) -> bool:
+        """A mark fires in a thread that is not the training thread: is it the awaited sign?"""
+        seen = self._awaited
+        if seen is None:
+            return False
+        seen()
+        self.stop_waiting()
+        return get_ident() == self.thread
 
     # --- the loader ----------------------------------------------------------------------------
 
-    def _next(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def fetch(iterator: Any) -> Any:
-            if not self._here():
-                return original(iterator)
+    def _fetch(self) -> _Calls:
+        begin, push = self._fetch_begin, self._push
+
+        def fetch_begins(iterator: Any) -> bool:
+            if get_ident() != self.thread and not self._sign():
+                return False
             try:
-                self._fetch_begin(iterator)
+                begin(iterator)
             except Exception:
                 self._fail()
-            try:
-                batch = original(iterator)
-            except BaseException:
-                if not self._off:
-                    self._accountant.fetch_stop()
-                raise
-            if not self._off:
+            return True
+
+        def fetch_ends(begun: bool, batch: Any) -> Any:
+            if begun:
+                ended_ns = perf_counter_ns()
+                if batch is RAISED:
+                    push((FETCH_STOP, ended_ns))
+                    return None
                 try:
-                    self._accountant.fetch_end(batch_samples(batch))
+                    push((FETCH_END, ended_ns, batch_samples(batch)))
                 except Exception:
                     self._fail()
             return batch
 
-        return fetch
+        return fetch_begins, fetch_ends
 
     def _fetch_begin(self, iterator: Any) -> None:
+        first = iterator._num_yielded == 0
+        key = iterator.__dict__.get(_KEY)
+        if first or key is None:
+            key = self._see_loader(iterator)
+        now_ns = perf_counter_ns()
+        if now_ns - self._dear_ns < _DEAR_NS:
+            self._push((FETCH_BEGIN, now_ns, key, first))
+        else:
+            self._dear_ns = now_ns
+            self._push((FETCH_BEGIN, now_ns, key, first, *queue_depth(iterator)))
+
+    def _see_loader(self, iterator: Any) -> str:
+        """A new iterator: which loader is it of, and how is that configured?"""
         dataset = iterator._dataset
         known = self._keys.get(id(dataset))
         if known is None or (known[0] is not None and known[0]() is not dataset):
-            known = self._new_loader(iterator, dataset)
+            try:
+                alive: weakref.ref[Any] | None = weakref.ref(dataset)
+            except TypeError:
+                alive = None  # a list, say: its id is all there is
+            known = (alive, f"loader{len(self._keys)}")
+            self._keys[id(dataset)] = known
         key = known[1]
-        first = iterator._num_yielded == 0
-        if first:
-            self.loaders[key] = describe_loader(key, iterator)
-            self.config_version += 1
-        depth = capacity = None
-        if iterator._num_workers:
-            now = self._accountant.clock()
-            if now - self._dear_ns >= _DEAR_NS:
-                self._dear_ns = now
-                depth, capacity = queue_depth(iterator)
-        self._accountant.fetch_begin(key, first, depth, capacity)
-
-    def _new_loader(self, iterator: Any, dataset: Any) -> tuple[weakref.ref[Any] | None, str]:
-        try:
-            alive: weakref.ref[Any] | None = weakref.ref(dataset)
-        except TypeError:
-            alive = None  # a list, say: its id is all there is
-        known = (alive, f"loader{len(self._keys)}")
-        self._keys[id(dataset)] = known
-        return known
+        iterator.__dict__[_KEY] = key
+        self.loaders[key] = describe_loader(key, iterator)
+        self.workers.name(iterator, key)
+        self.config_version += 1
+        return key
 
     # --- backward ------------------------------------------------------------------------------
 
     def _compute_ended(self) -> None:
-        self._compute_end_ns = time.perf_counter_ns()
+        self._compute_end_ns = perf_counter_ns()
 
     def _root_hook(self, grad: Any) -> None:
         # Queued before DDP queues its finalizer, so it runs before DDP waits for its buckets: the
@@ -202,43 +283,49 @@ class Marks:
             self._compute_end_ns = -1
             torch.autograd.Variable._execution_engine.queue_callback(self._compute_ended)
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return original(tensors, *args, **kwargs)
-            if not self._adopted and not self._off:
-                self._adopt()
-            if not self._here():
-                return original(tensors, *args, **kwargs)
-            handle = None
-            try:
-                handle = self._backward_begin(tensors)
-            except Exception:
-                self._fail()
-            try:
-                return original(tensors, *args, **kwargs)
-            finally:
-                if handle is not None:
-                    handle.remove()
-                if not self._off:
-                    ended_ns = self._compute_end_ns
-                    self._accountant.backward_end(
-                        ended_ns if ended_ns is not None and ended_ns > 0 else None
-                    )
+    def _backward(self) -> _Calls:
+        begin, push = self._backward_begin, self._push
 
-        return backward
+        def backward_begins(tensors: Any) -> Any:
+            if is_compiling():
+                return None
+            if get_ident() != self.thread and not self._sign() and not self._adopt():
+                return None
+            push((BACKWARD_BEGIN, perf_counter_ns()))
+            if self._look:
+                try:
+                    return begin(tensors) or True
+                except Exception:
+                    self._fail()
+            return True
+
+        def backward_ends(handle: Any, value: Any) -> Any:
+            if handle is True:
+                push((BACKWARD_END, perf_counter_ns()))
+            elif handle is not None:
+                now_ns = perf_counter_ns()
+                handle.remove()
+                ended_ns = self._compute_end_ns
+                known = ended_ns is not None and ended_ns > 0
+                push((BACKWARD_END, now_ns, ended_ns if known else None))
+            return value
+
+        return backward_begins, backward_ends
+
+    @property
+    def _look(self) -> bool:
+        """Whether a backward has to be looked at: for its device once, for its end under DDP."""
+        return self._recorder.distributed or not self.device
 
     def _backward_begin(self, tensors: Any) -> Any:
-        accountant = self._accountant
-        accountant.backward_begin()
-        self._compute_end_ns = None
         root = tensors if isinstance(tensors, torch.Tensor) else _first_tensor(tensors)
         if root is None or not root.requires_grad:
             return None
+        self._adopted = True
         if not self.device:
             self.device = str(root.device)
             self.config_version += 1
-        if not self.engine_mark or not accountant.distributed:
+        if not self.engine_mark or not self._recorder.distributed:
             return None
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled is not None and compiled.compiled_autograd_enabled:
@@ -246,32 +333,39 @@ class Marks:
             self.engine_mark = False
             self._warn("compiled autograd refuses engine callbacks: exposed communication is n/a")
             return None
+        self._compute_end_ns = None
         return root.register_hook(self._root_hook)  # type: ignore[no-untyped-call]
 
     # --- communication -------------------------------------------------------------------------
 
-    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._here():
-                return original(owner, *args, **kwargs)
-            self._accountant.comm_begin()
-            try:
-                return original(owner, *args, **kwargs)
-            finally:
-                self._accountant.comm_end()
+    def _wait(self) -> _Calls:
+        push = self._push
 
-        return waiting
+        def wait_begins(owner: Any) -> bool:
+            if is_compiling() or get_ident() != self.thread:
+                return False
+            push((COMM_BEGIN, perf_counter_ns()))
+            return True
 
-    def _ddp_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _pre_forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._here():
+        def wait_ends(begun: bool, value: Any) -> Any:
+            if begun:
+                push((COMM_END, perf_counter_ns()))
+            return value
+
+        return wait_begins, wait_ends
+
+    def _ddp_forward(self) -> _Calls:
+        def forward_begins(ddp: Any) -> None:
+            if not is_compiling() and get_ident() == self.thread:
                 try:
                     self._see_ddp(ddp)
                 except Exception:
                     self._fail()
-            return original(ddp, *args, **kwargs)
 
-        return _pre_forward
+        def forward_ends(_: None, value: Any) -> Any:
+            return value
+
+        return forward_begins, forward_ends
 
     def _see_ddp(self, ddp: Any) -> None:
         if self._ddp_module is None or self._ddp_module() is not ddp:
@@ -282,34 +376,34 @@ class Marks:
     # --- optimizer -----------------------------------------------------------------------------
 
     def _optimizer_before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._off:
+        if is_compiling():
             return
-        if not self._adopted:
-            self._adopt()
-        if self._here():
-            self._accountant.optimizer_begin(id(optimizer))
+        if get_ident() != self.thread and not self._sign() and not self._adopt():
+            return
+        self._adopted = True
+        self._push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
 
     def _optimizer_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and self._here():
+        if not is_compiling() and get_ident() == self.thread:
             self._stepped = True
-            self._accountant.optimizer_end(id(optimizer))
+            self._recorder.optimizer_end(id(optimizer))
 
     _stepped = False
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._here():
+            if is_compiling() or get_ident() != self.thread:
                 return original(scaler, optimizer, *args, **kwargs)
             if not self.grad_scaler:
                 self.grad_scaler = True
                 self.config_version += 1
             self._stepped = False
-            self._accountant.optimizer_begin(id(optimizer))
+            self._push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
                 # A scaler that found an infinity calls no optimizer, so no hook has fired.
-                self._accountant.optimizer_end(id(optimizer), skipped=not self._stepped)
+                self._recorder.optimizer_end(id(optimizer), not self._stepped)
 
         return step
 

@@ -20,8 +20,9 @@ import zmq
 
 from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import decode_command, encode
-from gpuwatch.probe.accounting import COMM, Accountant, RawSpan, RawStep
+from gpuwatch.probe.accounting import COMM, RawSpan, RawStep, Totals
 from gpuwatch.probe.config import build_hello
+from gpuwatch.probe.events import Recorder, Replay
 from gpuwatch.probe.identity import Identity, identify
 from gpuwatch.probe.patches import Marks
 from gpuwatch.probe.text import TEXT, wire_text
@@ -54,7 +55,7 @@ class Telemetry:
     """Runs beside the training; `start` it once, `stop` it at exit.
 
     Args:
-        accountant: whose records are sent.
+        recorder: whose marks are turned into records and sent.
         marks: what was seen of loaders, DDP and device.
         name: the run's name for people.
         control: whether commands that change something are allowed.
@@ -64,7 +65,7 @@ class Telemetry:
 
     def __init__(
         self,
-        accountant: Accountant,
+        recorder: Recorder,
         marks: Marks,
         *,
         name: str,
@@ -72,15 +73,17 @@ class Telemetry:
         notices: list[str],
         warn: Callable[[str], None],
     ) -> None:
-        self._accountant = accountant
+        self._recorder = recorder
+        self._replay = Replay(recorder)
+        self._accountant = self._replay.accountant
         self._marks = marks
         self._name = name
         self._control = control
         self._notices = notices
         self._warn = warn
-        self._started_ns = accountant.clock()
+        self._started_ns = recorder.clock()
         self._started_s = time.time()
-        self._wall_offset_ns = time.time_ns() - accountant.clock()
+        self._wall_offset_ns = time.time_ns() - recorder.clock()
         self._pid = os.getpid()
         self._stop = False
         self._bye: Bye | None = None
@@ -88,10 +91,13 @@ class Telemetry:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
+        self._totals = Totals()
         self._identity: Identity = identify()
         self._incarnation = uuid.uuid4().hex[:12]
         self._seq = 0
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+        self._unsent: deque[StepRecord] = deque()
+        self._unsent_spans: list[Span] = []
         self._spans: deque[Span] = deque(maxlen=KEPT_SPANS)
         self._answers: OrderedDict[str, Reply] = OrderedDict()
         self._config_version = -1
@@ -157,6 +163,8 @@ class Telemetry:
                     sockets.publish(self._frame())
                 for who, payload in sockets.wait(_ms_until(next_flush_s)):
                     self._answer(sockets, who, payload)
+            while self._more():
+                sockets.publish(self._frame())
             sockets.publish(self._frame(bye=self._bye))
             # A subscriber that has just connected is still shaking hands: let the frame out.
             time.sleep(0.02)
@@ -171,7 +179,7 @@ class Telemetry:
         self._identity = identity
         self._incarnation = uuid.uuid4().hex[:12]
         self._seq = 0
-        self._accountant.distributed = identity.world_size > 1
+        self._recorder.distributed = identity.world_size > 1
         self._hello = None
         self._config_version = -1
         return True
@@ -179,9 +187,9 @@ class Telemetry:
     # --- frames --------------------------------------------------------------------------------
 
     def _frame(self, *, bye: Bye | None = None) -> bytes:
-        records, spans = self._drain()
-        self._records.extend(records)
-        self._spans.extend(spans)
+        self._collect()
+        records = [self._unsent.popleft() for _ in range(min(len(self._unsent), _RECORDS_A_FRAME))]
+        spans, self._unsent_spans = self._unsent_spans, []
         self._seq += 1
         hello = self._fresh_hello()
         return encode(
@@ -199,11 +207,13 @@ class Telemetry:
                 ledger=self._ledger(),
                 hello=hello,
                 bye=bye,
+                workers=self._marks.workers.fresh(),
             )
         )
 
     def _past(self, reply: Reply | None) -> bytes:
         """Return a frame outside the stream: a reply, or a snapshot if there is none."""
+        self._collect()
         self._fresh_hello()
         snapshot = reply is None
         return encode(
@@ -222,6 +232,7 @@ class Telemetry:
                 hello=self._hello if snapshot else None,
                 replies=() if reply is None else (reply,),
                 snapshot=snapshot,
+                workers=self._marks.workers.past() if snapshot else (),
             )
         )
 
@@ -241,25 +252,28 @@ class Telemetry:
         )
         return self._hello
 
-    def _drain(self) -> tuple[list[StepRecord], list[Span]]:
-        records: list[StepRecord] = []
-        spans: list[Span] = []
+    def _more(self) -> bool:
+        """Whether more records wait than one frame takes."""
+        self._collect()
+        return len(self._unsent) > _RECORDS_A_FRAME
+
+    def _collect(self) -> None:
+        """Take what the training thread has left: into the ledger, the past, the next frame."""
+        self._replay.catch_up()
         out = self._accountant.out
         memory_bytes = self._memory_bytes() if out else None
-        while out and len(records) < _RECORDS_A_FRAME:
+        while out:
             item = out.popleft()
+            self._totals.add(item)
             if isinstance(item, RawSpan):
-                spans.append(
-                    Span(
-                        wire_text(item.name),
-                        self._wall_s(item.start_ns),
-                        item.duration_ns,
-                        item.step,
-                    )
-                )
+                start_s = self._wall_s(item.start_ns)
+                span = Span(wire_text(item.name), start_s, item.duration_ns, item.step)
+                self._spans.append(span)
+                self._unsent_spans.append(span)
             else:
-                records.append(self._record(item, None if out else memory_bytes))
-        return records, spans
+                record = self._record(item, None if out else memory_bytes)
+                self._records.append(record)
+                self._unsent.append(record)
 
     def _record(self, raw: RawStep, memory_bytes: int | None) -> StepRecord:
         data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
@@ -294,7 +308,7 @@ class Telemetry:
         return (ns + self._wall_offset_ns) / 1e9
 
     def _state(self, bye: Bye | None) -> RankState:
-        status, phase, age_ns = self._accountant.now()
+        status, phase, age_ns = self._replay.now()
         na: dict[str, str] = {}
         if self._identity.world_size == 1:
             na["comm"] = "one process"
@@ -328,23 +342,10 @@ class Telemetry:
             return None
 
     def _ledger(self) -> Ledger:
-        totals = self._accountant.totals
-        wall_ns = max(0, self._accountant.clock() - self._started_ns)
-        parts = (
-            totals.training_ns,
-            totals.data_wait_ns,
-            totals.comm_ns,
-            totals.eval_ns,
-            totals.checkpoint_ns,
-        )
-        return Ledger(
-            totals.steps,
-            totals.samples,
-            totals.skipped,
-            *parts,
-            lost_ns=max(0, wall_ns - sum(parts)),
-            wall_ns=wall_ns,
-        )
+        sums = {name: getattr(self._totals, name) for name in Totals.__slots__}
+        wall_ns = max(0, self._recorder.clock() - self._started_ns)
+        known_ns = sum(value for name, value in sums.items() if name.endswith("_ns"))
+        return Ledger(**sums, lost_ns=max(0, wall_ns - known_ns), wall_ns=wall_ns)
 
     def _memory_bytes(self) -> int | None:
         """Allocated device memory, or the resident set of the process on CPU."""

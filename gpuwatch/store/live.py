@@ -23,6 +23,7 @@ from gpuwatch.schema import (
     SensorFrame,
     StepRecord,
 )
+from gpuwatch.store.batches import WorkerTotals
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
 
@@ -90,6 +91,7 @@ class _Rank:
         self.last: StepRecord | None = None
         self.window = Window()
         self.timeline = Timeline()
+        self.worker_totals = WorkerTotals()
         self.state = RankState()
         self.ledger = Ledger()
         self.bye: Bye | None = None
@@ -117,6 +119,8 @@ class _Rank:
         self.replies.extend(_clean(frame.replies))
         if frame.bye is not None:
             self.bye = _clean(frame.bye)
+        if frame.workers:
+            self.worker_totals.add(frame.sent_s, frame.workers)
         if frame.snapshot:
             self._take_snapshot(frame)
             return False
@@ -183,6 +187,8 @@ class _Rank:
         p50_ms, p95_ms = window.percentiles_ms()
         age_s = max(0.0, now_s - self.heard_s)
         state, reason = self._condition(age_s, node_live)
+        key = window.records[-1].loader if window.records else ""
+        cost = self.worker_totals.per_batch(key)
         return RankView(
             run=self.run,
             rank=self.rank,
@@ -223,7 +229,21 @@ class _Rank:
             notices=self.state.notices,
             replies=tuple(self.replies),
             simulated=self.simulated,
+            batch_wall_ms=None if cost is None else cost.wall_ms,
+            batch_cpu_ms=None if cost is None else cost.cpu_ms,
+            collate_ms=None if cost is None else cost.collate_ms,
+            batch_na="" if cost is not None else self._why_no_batch_cost(key),
         )
+
+    def _why_no_batch_cost(self, key: str) -> str:
+        if not key:
+            return "no DataLoader fetch was seen in a steady step"
+        loaders = self.hello.loaders if self.hello is not None else ()
+        if any(loader.key == key and not loader.num_workers for loader in loaders):
+            return "num_workers=0: the data wait is the batch cost"
+        if self.worker_totals.knows(key):
+            return "too few batches a worker yet"
+        return "the workers of this loader do not time themselves"
 
     def _capacity(self) -> int | None:
         return next(

@@ -44,6 +44,10 @@ class RankView:
     `phases_na`. `own_ms` is the step without exposed communication. `process` and `workers` are
     the sampler's latest word. `lost` counts frames that never came, `dropped` records that the
     training process itself threw away.
+
+    `batch_wall_ms`, `batch_cpu_ms` and `collate_ms` (a part of the wall) are what a batch of the
+    loader that trains costs in its worker, means over about ten seconds by the workers' own
+    clocks; None with the reason in `batch_na`.
     """
 
     run: str
@@ -83,6 +87,10 @@ class RankView:
     notices: tuple[str, ...]
     replies: tuple[Reply, ...]
     simulated: bool
+    batch_wall_ms: float | None = None
+    batch_cpu_ms: float | None = None
+    collate_ms: float | None = None
+    batch_na: str = ""
 
     @property
     def pid(self) -> int | None:

@@ -134,6 +134,14 @@ def test_two_ranks_in_every_shape(rundir: Path) -> None:
             missing = {n for n, v in shown["phases_ms"].items() if v is None}
             assert set(shown["phases_na"]) == missing
             assert all(shown["phases_na"].values())
+            assert shown["loader"] == {
+                "batch_wall_ms": None,
+                "batch_cpu_ms": None,
+                "collate_ms": None,
+                "reason": "no DataLoader fetch was seen in a steady step",
+                "queue_depth": None,
+                "queue_capacity": None,
+            }
             assert shown["state"] == "training"
             assert shown["lost"] == 0
             assert set(shown["ledger"]) == {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpuwatch.diagnosis import RULES, Abstain, Engine, Finding, RunPicture
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.engine import diagnose_run, picture_of
+from gpuwatch.diagnosis.types import Evidence
 from gpuwatch.store import Store, View
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
@@ -128,6 +129,78 @@ def test_a_look_alike_that_no_number_excludes_lowers_the_confidence(
     (finding, *_) = findings(starving(**signal))
     assert finding.kind == "loader_few_workers"
     assert finding.confidence == "low"
+    assert any(text.startswith(words) for text in finding.ruled_out), finding.ruled_out
+
+
+def evidence(finding: Finding) -> dict[str, Evidence]:
+    return {e.metric: e for e in finding.evidence}
+
+
+def test_workers_that_time_themselves_are_believed() -> None:
+    (finding, *_) = findings(starving(batch_ms=(398.0, 40.0, 20.0), worker_cpu=None))
+    # Not high: without the sampler's word the cores that are in use are not known.
+    assert (finding.kind, finding.confidence) == ("loader_few_workers", "medium")
+    cost = evidence(finding)["batch_cost"]
+    assert (cost.value, cost.source) == (398.0, "the workers' own timing")
+    assert cost.compared_with == "40 ms of it CPU, 20 ms collating"
+    assert evidence(finding)["workers_busy"].value == pytest.approx(99, abs=1)
+    # The sampler has no word about the workers; their own is enough to exclude decoding.
+    assert "decode and augmentation: 10% of a batch's time in a worker is CPU" in finding.ruled_out
+    assert "collating: 20.0 of 398.0 ms of a batch" in finding.ruled_out
+    (hint,) = finding.hints
+    assert (hint.old, hint.new) == (2, 5)
+
+
+def test_without_their_own_timing_the_interval_says_what_a_batch_costs() -> None:
+    (finding, *_) = findings(starving())
+    cost = evidence(finding)["batch_cost"]
+    assert "interval" in cost.source
+    assert cost.value == pytest.approx(402, abs=6)
+    assert "workers_busy" not in evidence(finding)
+
+
+def test_batches_that_compute_need_cores_and_those_that_wait_do_not() -> None:
+    computing = {"batch_ms": (398.0, 390.0, 5.0), "worker_cpu": 98.0}
+    (finding, *_) = findings(starving(**computing, cpu=30.0))
+    assert any(
+        text.startswith("oversubscription: 98% of a batch's time in a worker is CPU")
+        for text in finding.ruled_out
+    )
+    assert finding.confidence == "high"
+    # Two cores that are full of them: the step is CPU work.
+    full = starving(**computing, cpu=100.0, cores=2)
+    assert "loader_few_workers" not in dict(kinds(full))
+
+
+def test_idle_workers_are_not_the_limit_though_nothing_is_ready() -> None:
+    trace = starving(batch_ms=(60.0, 50.0, 10.0))
+    found, abstained = diagnose_run(picture(trace))
+    assert "loader_few_workers" not in {f.kind for f in found}
+    (said,) = abstained
+    assert said.kind == "loader_few_workers"
+    assert "they make batches 15% of the time" in said.needs
+
+
+def test_a_full_queue_has_a_batch_cost_and_no_finding() -> None:
+    trace = Trace([HEALTHY] * 2, batch_ms=(150.0, 20.0, 5.0))
+    rank = view_of(trace).runs[0].ranks[0]
+    assert rank.batch_wall_ms == pytest.approx(150)
+    assert diagnose_run(picture(trace)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [
+        ({"batch_ms": (398.0, 40.0, 300.0)}, "collating: not ruled out, 300.0 of 398.0 ms"),
+        (
+            {"batch_ms": (398.0, 40.0, 20.0), "cpu": 95.0, "main_cpu": 1.0, "ranks": 1},
+            "decode and augmentation: not ruled out, 10% of a batch's time in a worker is CPU, but",
+        ),
+    ],
+)
+def test_what_the_workers_say_can_leave_a_question_open(signal: dict[str, Any], words: str) -> None:
+    (finding, *_) = findings(starving(**signal))
+    assert (finding.kind, finding.confidence) == ("loader_few_workers", "low")
     assert any(text.startswith(words) for text in finding.ruled_out), finding.ruled_out
 
 

@@ -197,9 +197,10 @@ def finding_detail(item: Finding, scene: Scene, width: int) -> list[Line]:
     word = (
         item.severity if item.state == "open" else f"resolved at step {item.resolved_step or 0:,}"
     )
-    lines.append(
-        fit([(f"  {glyph} {word}", style), ("   ", "text"), (item.summary, "strong")], width)
-    )
+    lead = f"  {glyph} {word}   "
+    for i, row in enumerate(_wrap(item.summary, width - cell_len(lead) - 2)):
+        first = (lead, style) if i == 0 else (" " * cell_len(lead), "text")
+        lines.append(fit([first, (row, "strong")], width))
     facts: list[str] = []
     facts.append(f"cost {cost_text(item)}")
     if numbers.known(item.share):
@@ -276,6 +277,7 @@ def _evidence(item: Finding, width: int) -> list[Line]:
     if not item.evidence:
         lines.append(fit([("    no evidence was recorded", "dim")], width))
     name_width = min(max((len(e.metric) for e in item.evidence), default=0) + 2, width // 3)
+    unit_width = min(max((len(e.unit) for e in item.evidence), default=0) + 2, 12)
     for number, piece in enumerate(item.evidence, 1):
         value = piece.value
         if isinstance(value, float | int) and not isinstance(value, bool):
@@ -288,11 +290,20 @@ def _evidence(item: Finding, width: int) -> list[Line]:
             (f"  {rpad(str(number), 3)} ", "dim"),
             (pad(piece.metric, name_width), "text"),
             (rpad(shown, 9), "strong"),
-            (pad(f" {piece.unit}", 7), "dim"),
+            (pad(f" {piece.unit}", unit_width), "dim"),
         ]
         rest = f" {piece.compared_with}" if piece.compared_with else ""
         source = f"[{piece.source}] " if piece.source else ""
-        lines.append(spread([*line, (rest, "text")], [(source, "faint")], width, keep="left"))
+        used = sum(cell_len(text) for text, _ in line)
+        if used + cell_len(rest) + cell_len(source) + 1 < width:
+            lines.append(spread([*line, (rest, "text")], [(source, "faint")], width, keep="left"))
+            continue
+        # No room beside the number: below it, whole.
+        lines.append(fit(line, width))
+        indent = " " * 8
+        for text, style in ((rest.strip(), "text"), (source.strip(), "faint")):
+            rows = _wrap(text, width - len(indent) - 2)
+            lines += [fit([(indent, "text"), (row, style)], width) for row in rows]
     return lines
 
 
