@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -41,7 +42,10 @@ def item(sleep_s: float, cpu_s: float) -> torch.Tensor:
     """An item that costs this much; what it holds are the wall and CPU seconds it took."""
     wall_s, used_s = time.perf_counter(), time.process_time()
     time.sleep(sleep_s)
-    burn(cpu_s)
+    # In a thread of its own, as a decoder with a pool would.
+    thread = threading.Thread(target=burn, args=(cpu_s,))
+    thread.start()
+    thread.join()
     return torch.tensor(
         [time.perf_counter() - wall_s, time.process_time() - used_s], dtype=torch.float64
     )
