@@ -25,7 +25,7 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[dev]' -e './trainer[vision]'
+	$(PIP) -e '.[dev,integrations]' -e './trainer[vision]'
 	touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed

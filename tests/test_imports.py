@@ -5,6 +5,7 @@ import subprocess
 import pytest
 import support
 
+FRAMEWORKS = {"transformers", "accelerate", "lightning"}
 HEAVY = {"textual", "rich", "zmq", "msgspec", "torch", "psutil", "click"}
 
 
@@ -24,6 +25,10 @@ def loaded_after(code: str) -> set[str]:
 
 def test_importing_the_package_loads_none_of_its_dependencies() -> None:
     assert loaded_after("import gpuwatch").isdisjoint(HEAVY)
+
+
+def test_the_integrations_load_no_framework_before_one_is_asked_for() -> None:
+    assert loaded_after("import gpuwatch.integrations").isdisjoint(HEAVY | FRAMEWORKS)
 
 
 def test_the_probe_loads_no_screen_and_no_torch_before_it_watches() -> None:

@@ -5,10 +5,30 @@ exactly one place: the innermost open phase, or a gap whose name is settled by w
 gap that leads into a backward was the forward with its loss; before a fetch or an optimizer it is
 `other`). So the phases of a step add up to it exactly.
 
-A fetched batch is `pending` until a backward (or an optimizer) follows. When one does, batches of
-the loader fetched last belong to the step; batches of any other loader were evaluation, and their
-time leaves the step as a span. A step closes at the first fetch after an optimizer attempt, at
-the end of the iterator, or, where nothing fetches, at the optimizer's end; `step()` alone closes
+**Training or evaluation.** What begins with a fetch is `pending` until a backward (or an optimizer)
+follows. When one does, what was fetched last is training and belongs to the step; pending time of
+other loaders was evaluation and leaves the step as a span. Two loaders that go on side by side in
+every step both train. A pass over the training loader that begins anew before a backward came was
+evaluation too.
+
+**Whose batch.** Loops fetch ahead: Accelerate one batch, the Trainer of Transformers a whole
+accumulation window and one more. The time of a fetch belongs to the step in which it was spent; the
+batch and its samples belong to the step that consumes them. Each loader has a queue of batches
+fetched and not consumed yet, and a step that closes takes the oldest of them:
+
+- as many as it has backwards. Those of several optimizers in turn use the same batches (a GAN), so
+  the optimizer with most counts; a closure that is called again uses the same batch; a backward
+  that raised throws its batch away;
+- scaled, once the loop has shown three times in a row that a step of so many backwards goes with so
+  many fetches (two losses on a batch, a loss on two batches): from then on as many as were fetched;
+- never more than there are. So a loop without look-ahead is right whatever it does, and what a
+  first step took too many the last one lacks.
+
+A pass that begins anew drops what the pass before it left.
+
+**Where a step ends.** It closes at the first fetch after an optimizer attempt, at the end of the
+iterator, or, where nothing fetches, at the optimizer's end. Where the iterator ended before the
+last backward (look-ahead), the optimizer's end is the end of the last step. `step()` alone closes
 steps once it has been used.
 
 The marks arrive as events (`gpuwatch.probe.events`) and are lived through again in the telemetry
@@ -47,12 +67,14 @@ PHASE_INDEX = {
     "other": OTHER,
 }
 
-_PHASE_NAMES = tuple(PHASE_INDEX)
-
 _WARMUP_STEPS = 1
 # DDP rebuilds its buckets after the first backward, and broadcasts the new order in the second
 # forward: both iterations differ from the rest.
 _DDP_FIRST_STEPS = 2
+# So many equal steps after the first tell how many batches a backward consumes.
+_EQUAL_STEPS = 2
+_MOST_AHEAD = 4096
+"""Batches a loader may be ahead; of an evaluation the older ones are forgotten."""
 
 
 class RawStep(NamedTuple):
@@ -122,27 +144,98 @@ class Totals:
             self.checkpoint_ns += item.duration_ns
 
 
-_GAP = 7
-"""Slot of the time whose name is not settled yet, behind the seven phases."""
+_GAP, _OPEN = 7, 8
+"""Slots of the time whose name is not settled yet, behind the seven phases: outside an optimizer,
+and inside one, where a closure may run a forward."""
 
-_BUCKET = [0] * 8
+_PHASE_NAMES = (*PHASE_INDEX, "other", "optimizer")
+
+_BUCKET = [0] * 9
 
 
-class _Batch:
-    """A fetched batch that no backward has followed yet; `acc` holds a step's phases and gap."""
+class _Loader:
+    """What is known of one loader."""
 
-    __slots__ = ("acc", "capacity", "depth", "first", "key", "samples", "start_ns")
+    __slots__ = (
+        "ahead",
+        "began",
+        "ended",
+        "equal",
+        "fetched",
+        "key",
+        "last_fetched",
+        "last_passes",
+        "rate",
+        "step",
+        "step_before",
+        "trained",
+    )
 
-    def __init__(
-        self, key: str, start_ns: int, first: bool, depth: int | None, capacity: int | None
-    ) -> None:
+    def __init__(self, key: str) -> None:
         self.key = key
+        # Samples of the batches that nobody has consumed yet, None where that cannot be told.
+        self.ahead: deque[int | None] = deque(maxlen=_MOST_AHEAD)
+        self.fetched = 0  # batches in this step
+        self.ended = False  # its iterator is exhausted
+        self.trained = False
+        self.began = -1  # the step in which its pass began
+        self.step = self.step_before = -1  # the last two steps in which it fetched
+        self.last_fetched = self.last_passes = 0  # of the step before
+        self.equal = 0  # steps in a row with these two numbers, after the first
+        self.rate = (1, 1)  # (batches, backwards) that go together
+
+    def due(self, passes: int) -> int:
+        """How many batches a step of so many backwards consumes."""
+        if not passes:
+            due = self.fetched or 1  # a compiled step: its backward is not marked
+        elif (
+            self.equal >= _EQUAL_STEPS - 1
+            and self.fetched == self.last_fetched > 0
+            and passes == self.last_passes
+        ):
+            due = self.fetched
+        else:
+            batches, backwards = self.rate
+            due = passes * batches // backwards or 1
+        return min(due, len(self.ahead))
+
+    def closed(self, passes: int) -> None:
+        """A step of so many backwards has closed."""
+        fetched = self.fetched
+        if passes:
+            if fetched == self.last_fetched and passes == self.last_passes:
+                self.equal += 1
+                if self.equal == _EQUAL_STEPS and fetched:
+                    self.rate = (fetched, passes)
+            else:
+                self.equal = 0
+                self.last_fetched = fetched
+                self.last_passes = passes
+        self.fetched = 0
+
+    def forget(self) -> None:
+        """Nobody trains on what has been fetched."""
+        self.ahead.clear()
+        self.fetched = 0
+
+
+class _Stretch:
+    """Time since a fetch that no backward has followed yet; `acc` holds a step's phases and gaps.
+
+    Without `batches` it is the time since the end of an iterator.
+    """
+
+    __slots__ = ("acc", "batches", "capacity", "depth", "evaluated", "first", "loader", "start_ns")
+
+    def __init__(self, loader: _Loader, start_ns: int) -> None:
+        self.loader = loader
         self.start_ns = start_ns
-        self.first = first
-        self.depth = depth
-        self.capacity = capacity
         self.acc = _BUCKET.copy()
-        self.samples: int | None = None
+        self.batches = 0
+        self.first = False
+        self.evaluated = False
+        self.depth: int | None = None
+        self.capacity: int | None = None
 
 
 class Accountant:
@@ -167,36 +260,48 @@ class Accountant:
         self.manual = False
         self.h2d_marked = False
         self.last_ns = clock()
-        self._stack: list[int] = []
-        self._acc = _BUCKET.copy()
-        self._fresh = True  # nothing has been put into `_acc` since the last step closed
-        self._pending: list[_Batch] = []
-        self._idle = True  # nothing of a step has happened yet: time is start-up, or between epochs
         self._nowhere = _BUCKET.copy()
+        self._loaders: dict[str, _Loader] = {}
+        self._optimizer_keys: set[int] = set()  # of this loop: since it trains with this loader
+        self._turns = 0  # steps that have closed since
+        self._trained: list[_Loader] = []  # of the last step that consumed batches
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing is open, pending or counted."""
+        self._stack: list[int] = []
+        self._fetching: _Loader | None = None
+        self._in_backward = False
+        self._nested_fetches = self._nested_backwards = self._nested_comm = 0
+        self._optimizers = 0
+        self._open_key = 0
+        self._open_backwards = 0
+        self._spans: list[tuple[str, int]] = []
+        self._pending: list[_Stretch] = []
+        self._idle = True  # nothing of a step has happened yet: time is start-up, or between epochs
+        self._no_fetch = False
         self._bucket = self._nowhere
         self._slot = _GAP
-        self._start_ns = self.last_ns
-        self._attempted = False
-        self._stepped: set[int] = set()
-        self._at_attempt: tuple[list[int], int] | None = None
-        self._no_fetch = False
-        self._fetched = False
-        self._fetches = 0
+        self._reset(self.last_ns)
+
+    def _reset(self, now: int) -> None:
+        """The next step begins."""
+        self._acc = _BUCKET.copy()
+        self._fresh = True  # nothing has been put into `_acc`
+        self._start_ns = now
+        self._attempted = self._fetched = self._first = self._skipped = False
+        self._stepped: dict[int, int] = {}  # the optimizers and their backwards
+        self._at_attempt: tuple[list[int], int, int] | None = None
+        self._used: list[_Loader] = []
+        self._between = False  # an epoch has ended and nothing but time has passed since
         self._backwards = 0
+        self._passes = 0  # backwards since the last attempt
         self._samples: int | None = None
         self._tokens: int | None = None
         self._loss: float | None = None
         self._depth: int | None = None
         self._capacity: int | None = None
-        self._first = False
-        self._skipped = False
         self._loader = ""
-        self._trained_key = ""
-        self._nested_fetches = 0
-        self._nested_backwards = 0
-        self._nested_comm = 0
-        self._optimizers = 0
-        self._spans: list[tuple[str, int]] = []
 
     # --- the passing of time -------------------------------------------------------------------
 
@@ -243,6 +348,21 @@ class Accountant:
         acc[phase] += acc[_GAP]
         acc[_GAP] = 0
 
+    def _give_up_open(self) -> None:
+        """Something raised and never reported its end: it is over, and its time is what it was."""
+        self._tick()
+        bucket = self._bucket
+        bucket[OPTIMIZER] += bucket[_OPEN]
+        bucket[_OPEN] = 0
+        if self._in_backward:
+            self._in_backward = False
+            self._throw_away()
+        self._stack.clear()
+        self._fetching = None
+        self._optimizers = 0
+        self._nested_fetches = self._nested_backwards = self._nested_comm = 0
+        self._slot = _GAP
+
     # --- fetching ------------------------------------------------------------------------------
 
     def fetch_begin(
@@ -254,32 +374,76 @@ class Accountant:
         """
         if self._spans:
             return
+        loader = self._loaders.get(key)
+        if loader is None:
+            loader = self._loaders[key] = _Loader(key)
         stack = self._stack
         if stack:
-            if stack[-1] == DATA_WAIT:
+            if self._fetching is not None and self._fetching is not loader:
                 self._nested_fetches += 1
                 return
-            if self._optimizers:
-                # An optimizer that raised never reported its end.
-                self._tick()
-                stack.clear()
-                self._optimizers = self._nested_backwards = self._nested_comm = 0
+            if self._fetching is not None or self._in_backward or self._optimizers:
+                # Nothing fetches inside these, and no loader inside itself: it raised.
+                self._give_up_open()
         now = self.clock()
         self._bucket[self._slot] += now - self.last_ns
         self.last_ns = now
         self._no_fetch = False
         if self._attempted and not self.manual:
-            self._close(now)
+            self._close_before_fetch(now)
         elif not self._pending and not self._idle:
-            self._settle(OTHER)
+            if self._between and not self._backwards:
+                self._drop(now)
+            else:
+                self._settle(OTHER)
         if self._idle:
             self._idle = False
             self._start_ns = now
-        batch = _Batch(key, now, first, depth, capacity)
-        self._pending.append(batch)
+        pending = self._pending
+        if first:
+            self._pass_begins(loader)
+            stretch = _Stretch(loader, now)
+            stretch.first = True
+            pending.append(stretch)
+        elif pending and pending[-1].loader is loader and not loader.ended:
+            stretch = pending[-1]
+        else:
+            stretch = _Stretch(loader, now)
+            pending.append(stretch)
+        if loader.step != self.index:
+            loader.step_before = loader.step
+            loader.step = self.index
+        if depth is not None:
+            stretch.depth = depth
+            stretch.capacity = capacity
+        self._fetching = loader
         stack.append(DATA_WAIT)
-        self._bucket = batch.acc
+        self._bucket = stretch.acc
         self._slot = DATA_WAIT
+
+    def _pass_begins(self, loader: _Loader) -> None:
+        """What is left of the loader's pass before this one, nobody has trained on."""
+        loader.began = self.index
+        loader.forget()
+        for stretch in self._pending:
+            if stretch.loader is loader:
+                stretch.evaluated = True
+
+    def _close_before_fetch(self, now: int) -> None:
+        """Close the step: here, or where its optimizer ended if that was the end of an epoch."""
+        at_attempt = self._at_attempt
+        if at_attempt is not None and at_attempt[2] == self._backwards and self._is_drained():
+            self._close_at_attempt()
+            self._drop(now)
+        else:
+            self._close(now)
+
+    def _drop(self, now: int) -> None:
+        """What has passed since the last step lies between two epochs."""
+        self._acc = self._bucket = _BUCKET.copy()
+        self._fresh = True
+        self._start_ns = now
+        self._between = False
 
     def fetch_end(self, samples: int | None) -> None:
         """The batch is there; `samples` in it, None if that cannot be told."""
@@ -288,34 +452,60 @@ class Accountant:
         if self._nested_fetches:
             self._nested_fetches -= 1
             return
-        stack = self._stack
-        if stack and stack[-1] == DATA_WAIT:
+        loader = self._fetching
+        if loader is not None:
             now = self.clock()
             self._bucket[DATA_WAIT] += now - self.last_ns
             self.last_ns = now
+            self._fetching = None
+            stack = self._stack
             stack.pop()
             self._slot = stack[-1] if stack else _GAP
-            self._pending[-1].samples = samples
+            if loader.ended:
+                self._resumed(loader)
+            self._pending[-1].batches += 1
+            loader.ahead.append(samples)
+            loader.fetched += 1
 
-    def fetch_stop(self) -> None:
-        """The iterator is exhausted, or the fetch raised: no batch came."""
+    def _resumed(self, loader: _Loader) -> None:
+        """A pass has ended and one from before goes on: the one that ended was evaluation."""
+        loader.ended = False
+        if loader.began == self.index and not self._pending[-1].first:
+            loader.forget()
+            for stretch in self._pending[:-1]:
+                if stretch.loader is loader:
+                    stretch.evaluated = True
+
+    def fetch_stop(self, failed: bool = False) -> None:
+        """No batch came: the iterator is exhausted, or the fetch has `failed`."""
         if self._spans:
             return
         if self._nested_fetches:
             self._nested_fetches -= 1
             return
-        if not self._stack or self._stack[-1] != DATA_WAIT:
+        loader = self._fetching
+        if loader is None:
             return
-        self._tick()
+        now = self._tick()
+        self._fetching = None
         self._stack.pop()
-        waited_ns = self._pending.pop().acc[DATA_WAIT]
-        if self._pending:
-            # Evaluation that has ended, or a window fetched ahead: settled by what follows.
-            self._pending[-1].acc[_GAP] += waited_ns
-        elif any(self._acc):
-            self._acc[DATA_WAIT] += waited_ns
-        else:
-            self._idle = True
+        loader.ended = not failed
+        pending = self._pending
+        if pending[-1].batches:
+            # What follows is not of these batches, unless a backward comes.
+            pending.append(_Stretch(loader, now))
+        elif not loader.ahead:
+            # The usual end of an epoch; what other loaders did before was evaluation.
+            stretch = pending.pop()
+            if loader.trained and pending:
+                self._leave(pending)
+                pending.clear()
+            if pending:
+                pass
+            elif any(self._acc):
+                self._add(stretch)
+            else:
+                self._idle = True
         self._aim()
 
     # --- backward ------------------------------------------------------------------------------
@@ -325,13 +515,9 @@ class Accountant:
         if self._spans:
             return
         stack = self._stack
-        if stack:
-            if self._nested_backwards or stack[-1] == BACKWARD:
-                self._nested_backwards += 1
-                return
-            if stack[-1] == OPTIMIZER:
-                # A closure: what ran since the optimizer began was its forward.
-                self._slot = FORWARD
+        if self._in_backward:
+            self._nested_backwards += 1
+            return
         now = self.clock()
         self._bucket[self._slot] += now - self.last_ns
         self.last_ns = now
@@ -343,79 +529,154 @@ class Accountant:
         acc = self._acc
         acc[FORWARD] += acc[_GAP]
         acc[_GAP] = 0
+        if self._optimizers:
+            # A closure: what ran since the optimizer began was its forward.
+            acc[FORWARD] += acc[_OPEN]
+            acc[_OPEN] = 0
+            self._open_backwards += 1
         self._backwards += 1
+        if self._open_backwards < 2:
+            self._passes += 1
+        self._in_backward = True
         stack.append(BACKWARD)
         self._fresh = False
         self._bucket = acc
         self._slot = BACKWARD
 
-    def backward_end(self, compute_end_ns: int | None = None) -> None:
+    def backward_end(self, compute_end_ns: int | None = None, failed: bool = False) -> None:
         """The backward has returned. Its own computing ended at `compute_end_ns`, if known: from
-        there on it was blocked by communication.
+        there on it was blocked by communication. It has `failed` if it raised.
         """
         if self._spans:
             return
-        if self._nested_backwards:
-            self._nested_backwards -= 1
-            return
         stack = self._stack
-        if not stack or stack[-1] != BACKWARD:
+        if not self._in_backward or stack[-1] != BACKWARD:
             return
         last_ns = self.last_ns
         now = self.clock()
         bucket = self._bucket
         bucket[BACKWARD] += now - last_ns
         self.last_ns = now
-        stack.pop()
-        self._slot = stack[-1] if stack else _GAP
         if compute_end_ns is not None:
             exposed_ns = now - (last_ns if last_ns > compute_end_ns else compute_end_ns)
             if exposed_ns > 0:
                 bucket[BACKWARD] -= exposed_ns
                 bucket[COMM] += exposed_ns
+        if self._nested_backwards:
+            self._nested_backwards -= 1
+            return
+        self._in_backward = False
+        stack.pop()
+        self._slot = stack[-1] if stack else _GAP
+        if failed:
+            self._throw_away()
+
+    def _throw_away(self) -> None:
+        """The batch of a backward that raised is consumed, and nobody has trained on it."""
+        self._backwards -= 1
+        fresh = self._open_backwards < 2
+        if self._optimizers:
+            self._open_backwards -= 1
+        if fresh:
+            self._passes -= 1
+            for loader in self._used:
+                if loader.ahead:
+                    del loader.ahead[min(self._passes, len(loader.ahead) - 1)]
+                    loader.fetched = max(0, loader.fetched - 1)
+
+    # --- training or evaluation ----------------------------------------------------------------
 
     def _commit(self, gap_phase: int) -> None:
-        """The batch fetched last is training: it and those of its loader belong to the step."""
+        """What was fetched last is training: it belongs to the step, and so does its loader."""
         pending = self._pending
         last = pending[-1]
-        key = last.key
-        if len(pending) == 1 and self._fresh:
-            # The usual loop: one batch, and nothing else in the step yet. Its bucket is the step's.
-            self._acc = last.acc
+        loader = last.loader
+        if len(pending) == 1 and (last.batches or loader.ahead):
             self._take(last)
         else:
-            self._commit_many(key)
+            found = self._commit_many()
+            if found is None:
+                self._aim()
+                return
+            loader = found
         pending.clear()
         self._settle(gap_phase)
         self._fresh = False
         self._fetched = True
-        self._loader = self._trained_key = key
+        self._loader = loader.key
 
-    def _commit_many(self, key: str) -> None:
-        evaluated_ns = 0
-        evaluated_from = 0
-        acc = self._acc
-        for batch in self._pending:
-            if batch.key == key:
-                for slot, value in enumerate(batch.acc):
-                    acc[slot] += value
-                self._take(batch)
+    def _commit_many(self) -> _Loader | None:
+        """Tell training from evaluation; returns the loader that trains, None if there is none."""
+        pending = self._pending
+        last = pending[-1]
+        main: _Loader | None = last.loader
+        if self._fresh:
+            self._start_ns = last.start_ns
+        if self._trained and not last.batches and not last.loader.trained:
+            # An evaluation has ended, and nothing was fetched since: an older batch is consumed.
+            main = next((loader for loader in self._trained if loader.ahead), None)
+            for slot in (_GAP, _OPEN):
+                self._acc[slot] += last.acc[slot]
+                last.acc[slot] = 0
+            self._fresh = False
+        index = self.index
+        evaluated = []
+        epoch_began = False
+        for stretch in pending:
+            loader = stretch.loader
+            together = loader.began < index and loader.step_before == index - 1 >= 0
+            if not stretch.evaluated and (loader is main or together):
+                if self._fresh:
+                    self._start_ns = stretch.start_ns
+                self._take(stretch)
+                epoch_began = epoch_began or stretch.first
             else:
-                evaluated_from = evaluated_from or batch.start_ns
-                evaluated_ns += sum(batch.acc)
-        if evaluated_ns:
-            self.out.append(RawSpan("eval", evaluated_from, evaluated_ns, self.index))
+                evaluated.append(stretch)
+        while epoch_began and evaluated and not evaluated[-1].batches:
+            evaluated.pop()  # what lies between an evaluation and a new epoch may be anything
+        self._leave(evaluated)
+        if main is None:
+            pending.clear()
+        return main
 
-    def _take(self, batch: _Batch) -> None:
-        self._fetches += 1
-        if batch.first:
+    def _leave(self, evaluated: list[_Stretch]) -> None:
+        """The time of these was evaluation, and a little of what follows it."""
+        start_ns = duration_ns = 0
+        for stretch in evaluated:
+            if stretch.batches:
+                start_ns = start_ns or stretch.start_ns
+            if start_ns:
+                duration_ns += sum(stretch.acc)
+            if stretch.loader not in self._used:
+                stretch.loader.forget()
+        if duration_ns:
+            self.out.append(RawSpan("eval", start_ns, duration_ns, self.index))
+
+    def _add(self, stretch: _Stretch) -> None:
+        acc = self._acc
+        for slot, value in enumerate(stretch.acc):
+            acc[slot] += value
+
+    def _take(self, stretch: _Stretch) -> None:
+        """Put what has been pending into the step."""
+        if self._fresh:
+            # The usual loop: nothing else is in the step yet. The bucket becomes the step's.
+            self._acc = stretch.acc
+            self._fresh = False
+        else:
+            self._add(stretch)
+        loader = stretch.loader
+        if loader not in self._used:
+            self._used.append(loader)
+            if not loader.trained:
+                loader.trained = True
+                self._optimizer_keys.clear()
+                self._turns = 0
+        if stretch.first:
             self._first = True
-        samples = batch.samples
-        if samples is not None:
-            self._samples = samples if self._samples is None else self._samples + samples
-        if batch.depth is not None:
-            self._depth = batch.depth
-            self._capacity = batch.capacity
+        if stretch.depth is not None:
+            self._depth = stretch.depth
+            self._capacity = stretch.capacity
 
     # --- communication -------------------------------------------------------------------------
 
@@ -447,8 +708,11 @@ class Accountant:
         if self._spans:
             return
         if self._optimizers:
-            self._optimizers += 1
-            return
+            if key != self._open_key or not self._open_backwards:
+                self._optimizers += 1
+                return
+            # It never ended, for it raised; or it calls its base class after its closure.
+            self._give_up_open()
         now = self.clock()
         self._bucket[self._slot] += now - self.last_ns
         self.last_ns = now
@@ -457,10 +721,13 @@ class Accountant:
         if not self._pending:
             self._settle(OTHER)
             if self._attempted and key in self._stepped and not self.manual:
+                self._no_fetch = True
                 self._close_at_attempt()
         self._optimizers = 1
-        self._stack.append(OPTIMIZER)
-        self._slot = OPTIMIZER
+        self._open_key = key
+        self._open_backwards = 0
+        self._stack.append(_OPEN)
+        self._slot = _OPEN
 
     def optimizer_end(self, key: int, *, skipped: bool = False) -> None:
         """The optimizer step has returned; `skipped` if it left the weights alone."""
@@ -472,40 +739,56 @@ class Accountant:
         now = self.clock()
         self._bucket[self._slot] += now - self.last_ns
         self.last_ns = now
-        if self._stack:
-            self._stack.pop()
+        stack = self._stack
+        if stack:
+            stack.pop()
         if self._pending:
             self._commit(OTHER)
+        acc = self._acc
+        acc[OPTIMIZER] += acc[_OPEN]
+        acc[_OPEN] = 0
         self._attempted = True
         if skipped:
             self._skipped = True
-        self._stepped.add(key)
-        if self._no_fetch and not self.manual:
-            self._close(now)
-        elif not self._fetched:
-            self._at_attempt = (self._acc.copy(), now)
-        else:
-            self._at_attempt = None
+        stepped = self._stepped
+        stepped[key] = stepped.get(key, 0) + self._passes
+        self._optimizer_keys.add(key)
+        self._passes = self._open_backwards = 0
+        self._at_attempt = (acc.copy(), now, self._backwards)
+        if len(stepped) == len(self._optimizer_keys) and not self.manual:
+            # Every optimizer has had its turn; in a first step there may be more of them.
+            loaders = self._used or self._trained
+            ended = bool(loaders) and loaders[-1].ended
+            drained = ended and self._turns > 0 and self._is_drained()
+            if self._no_fetch or drained:
+                self._close(now)
+                self._between = drained
         self._bucket = self._acc
         self._fresh = False
-        self._slot = self._stack[-1] if self._stack else _GAP
+        self._slot = stack[-1] if stack else _GAP
+
+    def _is_drained(self) -> bool:
+        """Whether this step consumes the last batches of an iterator that has ended."""
+        loaders = self._used or self._trained
+        for loader in loaders:
+            if not loader.ended:
+                return False
+        passes = self._all_passes()
+        return bool(loaders) and all(0 < len(ld.ahead) == ld.due(passes) for ld in loaders)
 
     def _close_at_attempt(self) -> None:
-        """The same optimizer steps again and nothing was fetched between: this loop makes its own
-        batches, so the step before this one ended with its optimizer.
-        """
-        self._no_fetch = True
+        """The step ended with its optimizer; what came after it goes to the next one."""
         if self._at_attempt is None:
             return
-        at_attempt, ended_ns = self._at_attempt
+        at_attempt, ended_ns, backwards = self._at_attempt
         rest = [value - before for value, before in zip(self._acc, at_attempt, strict=True)]
-        backwards = max(0, self._backwards - 1)
+        later, passes = self._backwards - backwards, self._passes
         self._acc = at_attempt
-        self._backwards -= backwards
+        self._backwards, self._passes = backwards, 0
         self._close(ended_ns)
         self._acc = self._bucket = rest
         self._fresh = False
-        self._backwards = backwards
+        self._backwards, self._passes = later, passes
 
     # --- the end of a step ---------------------------------------------------------------------
 
@@ -525,9 +808,9 @@ class Accountant:
     def _close(self, now: int) -> None:
         """Emit the step and begin the next one; the caller aims afterwards."""
         acc = self._acc
+        acc[OPTIMIZER] += acc.pop()
         acc[OTHER] += acc.pop()
-        if self._pending:
-            self._spend_pending(now)
+        batches, samples = self._consume()
         index = self.index
         self.out.append(
             RawStep(
@@ -535,39 +818,58 @@ class Accountant:
                 self._start_ns,
                 sum(acc),
                 acc,
-                self._fetched,
-                self._fetches or self._backwards,
-                self._samples,
+                self._fetched or batches > 0,
+                batches or self._backwards,
+                samples if self._samples is None else self._samples,
                 self._tokens,
                 self._loss,
                 self._depth,
                 self._capacity,
                 self._tags() if index < _DDP_FIRST_STEPS or self._first or self._skipped else (),
-                self._loader,
+                self._loader or (self._trained[-1].key if batches else ""),
             )
         )
         self.index = index + 1
-        self._acc = self._bucket = _BUCKET.copy()
-        self._fresh = True
-        self._start_ns = now
-        self._attempted = self._fetched = self._first = self._skipped = False
-        self._stepped.clear()
-        self._at_attempt = None
-        self._fetches = self._backwards = 0
-        self._samples = self._tokens = self._loss = self._depth = self._capacity = None
+        self._turns += 1
+        self._reset(now)
+        self._bucket = self._acc
 
-    def _spend_pending(self, now: int) -> None:
-        """Batches fetched ahead for a later step: their time was spent in this one, their samples
-        were not.
-        """
-        acc = self._acc
-        for batch in self._pending:
-            gap_ns = batch.acc.pop()
-            for phase, value in enumerate(batch.acc):
-                acc[phase] += value
-            acc[OTHER] += gap_ns
-            batch.acc = _BUCKET.copy()
-            batch.start_ns = now
+    def _all_passes(self) -> int:
+        """How many backwards went over fresh batches in this step."""
+        stepped = self._stepped
+        if not stepped:
+            return self._passes
+        return max(stepped.values()) + self._passes
+
+    def _consume(self) -> tuple[int, int | None]:
+        """Take this step's batches out of the queues; returns how many, and their samples."""
+        loaders = self._used
+        if not loaders:
+            # Nothing was fetched in this step: it may consume what was fetched before.
+            loaders = self._trained
+        passes = self._all_passes()
+        if passes == 1 == len(loaders):
+            # The usual loop, for some steps now; what follows says the same in more words.
+            loader = loaders[0]
+            same = loader.fetched == loader.last_fetched == loader.last_passes == 1
+            if same and loader.equal > _EQUAL_STEPS and len(loader.ahead) == 1:
+                loader.fetched = 0
+                self._trained = loaders
+                return 1, loader.ahead.popleft()
+        batches = 0
+        samples: int | None = None
+        for loader in loaders:
+            if passes or loader.fetched:
+                ahead = loader.ahead
+                due = loader.due(passes)
+                batches += due
+                for _ in range(due):
+                    found = ahead.popleft()
+                    if found is not None:
+                        samples = found if samples is None else samples + found
+            loader.closed(passes)
+        self._trained = loaders
+        return batches, samples
 
     def _tags(self) -> tuple[str, ...]:
         tags: tuple[str, ...] = ("first_batch",) if self._first else ()
@@ -583,18 +885,9 @@ class Accountant:
         """Marks are missing, and with them `attempts` steps: count them and begin anew."""
         self.dropped += attempts
         self.index += attempts
-        self._stack.clear()
-        self._pending.clear()
-        self._spans.clear()
-        self._stepped.clear()
-        self._acc = _BUCKET.copy()
-        self._idle = self._fresh = True
-        self._attempted = self._fetched = self._first = self._skipped = False
-        self._at_attempt = None
-        self._fetches = self._backwards = self._optimizers = 0
-        self._nested_fetches = self._nested_backwards = self._nested_comm = 0
-        self._samples = self._tokens = self._loss = self._depth = self._capacity = None
-        self._aim()
+        for loader in self._loaders.values():
+            loader.forget()
+        self._begin_anew()
 
     def finish(self) -> None:
         """The process ends: close the step whose optimizer has run, settle what is pending."""
@@ -602,13 +895,17 @@ class Accountant:
             self.span_end()
         now = self._tick()
         if self._attempted and not self.manual:
-            self._close(now)
-        if self._pending and not any(self._acc):
-            start_ns = self._pending[0].start_ns
-            evaluated_ns = sum(sum(b.acc) for b in self._pending)
-            self._pending.clear()
-            self.out.append(RawSpan("eval", start_ns, evaluated_ns, self.index))
-        self._aim()
+            if self._at_attempt is not None and not self._pending:
+                self._close_at_attempt()
+            else:
+                self._close(now)
+        pending = self._pending
+        if pending and not any(self._acc):
+            while pending and not pending[-1].batches:
+                pending.pop()  # what came after the end of an iterator
+            self._leave([s for s in pending if s.first or s.evaluated or not s.loader.trained])
+        pending.clear()
+        self._begin_anew()
 
     # --- what the user says --------------------------------------------------------------------
 
@@ -630,7 +927,15 @@ class Accountant:
 
     def span_begin(self, name: str) -> None:
         """Time that belongs to no step starts; marks inside it are not counted."""
-        now = self._tick() if not self._spans else self.clock()
+        if self._spans:
+            self._spans.append((name, self.clock()))
+            return
+        now = self._tick()
+        if name == "eval" and self._attempted and not self.manual and not self._stack:
+            # As if its loader had been seen: the step before it is over.
+            self._close_before_fetch(now)
+            self._between = True
+            self._aim()
         self._spans.append((name, now))
 
     def span_end(self) -> None:
@@ -640,16 +945,15 @@ class Accountant:
         name, start_ns = self._spans.pop()
         if not self._spans:
             self.last_ns = now = self.clock()
-            self.out.append(RawSpan(name, start_ns, now - start_ns, self.index))
+            follows = self.index + (self._attempted and not self.manual)
+            self.out.append(RawSpan(name, start_ns, now - start_ns, follows))
 
     def annotate(
         self, samples: int | None = None, tokens: int | None = None, loss: float | None = None
     ) -> None:
-        """What the user knows of the step that runs."""
+        """What the user knows of the step that runs; it goes before what was seen."""
         if samples is not None:
             self._samples = samples
-            for batch in self._pending:
-                batch.samples = None
         if tokens is not None:
             self._tokens = tokens
         if loss is not None:
@@ -666,18 +970,17 @@ class Accountant:
             status = name if name in {"eval", "checkpoint", "compile"} else "training"
             return status, name, max(0, at_ns - since_ns)
         pending = self._pending[-1:]
-        evaluating = (
-            len(self._pending) > 1
-            and bool(self._trained_key)
-            and pending != []
-            and pending[0].key != self._trained_key
-        )
+        over = False  # an evaluation has ended, and nothing tells yet what this is
+        evaluating = False
+        if pending and self._trained and not pending[0].loader.trained:
+            over = not pending[0].batches
+            evaluating = not over
         status = "eval" if evaluating else "training"
         if self.index == 0:
             status = "starting" if self._idle or self._backwards == 0 else "training"
         stack = self._stack[-1:]
         if stack:
             return status, _PHASE_NAMES[stack[0]], age_ns
-        if self._idle:
+        if self._idle or self._between or over:
             return status, "", age_ns
         return status, "forward" if pending else "other", age_ns

@@ -23,6 +23,8 @@ __all__ = [
     "FETCH_STOP",
     "OPTIMIZER_BEGIN",
     "OPTIMIZER_END",
+    "SPAN_BEGIN",
+    "SPAN_END",
     "Recorder",
     "Replay",
 ]

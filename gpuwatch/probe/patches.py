@@ -32,6 +32,8 @@ from gpuwatch.probe.events import (
     FETCH_END,
     FETCH_STOP,
     OPTIMIZER_BEGIN,
+    SPAN_BEGIN,
+    SPAN_END,
     Recorder,
 )
 from gpuwatch.probe.swap import RAISED, SwapError, leave_uncompiled, swap
@@ -43,6 +45,11 @@ __all__ = ["Marks", "batch_samples"]
 _DEAR_NS = 100_000_000  # what costs over a microsecond is read at most ten times a second
 _BATCH_NESTING = 3
 _KEY = "_gpuwatch_loader"
+# What else writes checkpoints, where the script imports it.
+_SAVERS = {
+    "safetensors.torch": ("save_file", "save_model"),
+    "torch.distributed.checkpoint": ("save",),
+}
 
 
 def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
@@ -103,7 +110,9 @@ class Marks:
         self._awaited: Callable[[], None] | None = None
         self._undo: list[Callable[[], None]] = []
         self._dear_ns = 0
-        self._keys: dict[int, tuple[weakref.ref[Any] | None, str]] = {}
+        self._keys: dict[object, tuple[weakref.ref[Any] | None, str]] = {}
+        self._named = 0
+        self._savers = dict(_SAVERS)
         self._compute_end_ns: int | None = None
         self.engine_mark = True
         self.device = ""
@@ -131,6 +140,8 @@ class Marks:
             self._mark(DistributedDataParallel, "_pre_forward", self._ddp_forward())
             self._mark(DistributedDataParallel, "_sync_buffers", self._wait())
             self._mark(torch._C._distributed_c10d.Work, "wait", self._wait())
+        self._mark(torch, "save", self._save())
+        self._mark_savers()
         leave_uncompiled(self._optimizer_before, self._optimizer_after)
         before = register_optimizer_step_pre_hook(self._optimizer_before)
         after = register_optimizer_step_post_hook(self._optimizer_after)
@@ -231,7 +242,7 @@ class Marks:
             if begun:
                 ended_ns = perf_counter_ns()
                 if batch is RAISED:
-                    push((FETCH_STOP, ended_ns))
+                    push((FETCH_STOP, ended_ns, sys.exc_info()[0] is not StopIteration))
                     return None
                 try:
                     push((FETCH_END, ended_ns, batch_samples(batch)))
@@ -255,15 +266,23 @@ class Marks:
 
     def _see_loader(self, iterator: Any) -> str:
         """A new iterator: which loader is it of, and how is that configured?"""
+        self._mark_savers()
         dataset = iterator._dataset
-        known = self._keys.get(id(dataset))
+        # A script that makes its loader anew in every epoch has one loader all the same; another
+        # one over the same data, for evaluation say, shuffles or batches otherwise.
+        sampler = iterator._index_sampler
+        batch_size = getattr(sampler, "batch_size", None)
+        order = type(getattr(sampler, "sampler", sampler))
+        made = (id(dataset), order, batch_size if isinstance(batch_size, int) else None)
+        known = self._keys.get(made)
         if known is None or (known[0] is not None and known[0]() is not dataset):
             try:
                 alive: weakref.ref[Any] | None = weakref.ref(dataset)
             except TypeError:
                 alive = None  # a list, say: its id is all there is
-            known = (alive, f"loader{len(self._keys)}")
-            self._keys[id(dataset)] = known
+            known = (alive, f"loader{self._named}")
+            self._named += 1
+            self._keys[made] = known
         key = known[1]
         iterator.__dict__[_KEY] = key
         self.loaders[key] = describe_loader(key, iterator)
@@ -301,13 +320,14 @@ class Marks:
 
         def backward_ends(handle: Any, value: Any) -> Any:
             if handle is True:
-                push((BACKWARD_END, perf_counter_ns()))
+                push((BACKWARD_END, perf_counter_ns(), None, value is RAISED))
             elif handle is not None:
                 now_ns = perf_counter_ns()
                 handle.remove()
-                ended_ns = self._compute_end_ns
+                # One that raised may have left the end of a backward inside it.
+                ended_ns = None if value is RAISED else self._compute_end_ns
                 known = ended_ns is not None and ended_ns > 0
-                push((BACKWARD_END, now_ns, ended_ns if known else None))
+                push((BACKWARD_END, now_ns, ended_ns if known else None, value is RAISED))
             return value
 
         return backward_begins, backward_ends
@@ -325,6 +345,7 @@ class Marks:
         if not self.device:
             self.device = str(root.device)
             self.config_version += 1
+            self._mark_savers()
         if not self.engine_mark or not self._recorder.distributed:
             return None
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -372,6 +393,31 @@ class Marks:
             self._ddp_module = weakref.ref(ddp)
             self.ddp = describe_ddp(ddp)
             self.config_version += 1
+
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def _save(self) -> _Calls:
+        push = self._push
+
+        def save_begins(what: Any) -> bool:
+            if is_compiling() or get_ident() != self.thread:
+                return False
+            push((SPAN_BEGIN, perf_counter_ns(), "checkpoint"))
+            return True
+
+        def save_ends(begun: bool, value: Any) -> Any:
+            if begun:
+                push((SPAN_END, perf_counter_ns()))
+            return value
+
+        return save_begins, save_ends
+
+    def _mark_savers(self) -> None:
+        """Mark what writes checkpoints, as far as the script has imported it by now."""
+        for name in [name for name in self._savers if name in sys.modules]:
+            for function in self._savers.pop(name):
+                if hasattr(sys.modules[name], function):
+                    self._mark(sys.modules[name], function, self._save())
 
     # --- optimizer -----------------------------------------------------------------------------
 

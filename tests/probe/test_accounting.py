@@ -5,92 +5,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import MS, Loop, ms
 
 from gpuwatch.probe import accounting
-from gpuwatch.probe.accounting import Accountant, RawSpan, RawStep, Totals
-
-MS = 1_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ns = 5_000_000_000
-
-    def __call__(self) -> int:
-        return self.ns
-
-    def pass_ms(self, ms: float) -> None:
-        self.ns += int(ms * MS)
-
-
-class Loop:
-    """Calls the marks as a training loop would; every call names how long it takes."""
-
-    def __init__(self, **options: bool) -> None:
-        self.clock = Clock()
-        self.acc = Accountant(self.clock, **options)
-        self._yielded: dict[str, int] = {}
-
-    def fetch(self, ms: float, key: str = "train", samples: int | None = 8) -> None:
-        first = self._yielded.get(key, 0) == 0
-        self._yielded[key] = self._yielded.get(key, 0) + 1
-        self.acc.fetch_begin(key, first)
-        self.clock.pass_ms(ms)
-        self.acc.fetch_end(samples)
-
-    def exhaust(self, key: str = "train", ms: float = 0.1) -> None:
-        self.acc.fetch_begin(key, False)
-        self.clock.pass_ms(ms)
-        self.acc.fetch_stop()
-        self._yielded[key] = 0
-
-    def work(self, ms: float) -> None:
-        self.clock.pass_ms(ms)
-
-    def backward(self, ms: float, exposed_ms: float = 0.0) -> None:
-        self.acc.backward_begin()
-        self.clock.pass_ms(ms)
-        ended = self.clock()
-        self.clock.pass_ms(exposed_ms)
-        self.acc.backward_end(ended if exposed_ms else None)
-
-    def optimizer(self, ms: float, key: int = 1, *, skipped: bool = False) -> None:
-        self.acc.optimizer_begin(key)
-        self.clock.pass_ms(ms)
-        self.acc.optimizer_end(key, skipped=skipped)
-
-    def comm(self, ms: float) -> None:
-        self.acc.comm_begin()
-        self.clock.pass_ms(ms)
-        self.acc.comm_end()
-
-    def iteration(self, data: float = 4, forward: float = 10, backward: float = 20) -> None:
-        self.fetch(data)
-        self.work(forward)
-        self.backward(backward)
-        self.optimizer(2)
-        self.work(1)
-
-    @property
-    def totals(self) -> Totals:
-        """The ledger's sums, as the telemetry thread keeps them."""
-        totals = Totals()
-        for item in self.acc.out:
-            totals.add(item)
-        return totals
-
-    @property
-    def steps(self) -> list[RawStep]:
-        return [item for item in self.acc.out if isinstance(item, RawStep)]
-
-    @property
-    def spans(self) -> list[RawSpan]:
-        return [item for item in self.acc.out if isinstance(item, RawSpan)]
-
-
-def ms(step: RawStep) -> dict[str, float]:
-    names = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "other")
-    return {n: v / MS for n, v in zip(names, step.phases_ns, strict=True) if v}
 
 
 def test_a_plain_loop_is_split_where_the_time_went() -> None:
@@ -378,6 +295,13 @@ def test_marks_that_went_missing_are_counted_and_the_next_step_is_whole() -> Non
 MARKS: dict[str, Callable[[Loop], None]] = {
     "fetch": lambda o: o.fetch(1),
     "fetch_val": lambda o: o.fetch(1, key="val"),
+    "leave": lambda o: o.leave(),
+    "fetch_failed": lambda o: o.fail_to_fetch(1),
+    "fetch_begin": lambda o: o.acc.fetch_begin("train", False),
+    "backward_failed": lambda o: o.backward(1, failed=True),
+    "data_begin": lambda o: o.acc.phase_begin(accounting.DATA_WAIT),
+    "data_end": lambda o: o.acc.phase_end(accounting.DATA_WAIT),
+    "abandon": lambda o: o.acc.abandon(0),
     "exhaust": lambda o: o.exhaust(),
     "exhaust_val": lambda o: o.exhaust("val"),
     "work": lambda o: o.work(1),
@@ -393,6 +317,7 @@ MARKS: dict[str, Callable[[Loop], None]] = {
     "optimizer_end": lambda o: o.acc.optimizer_end(1),
     "step": lambda o: o.acc.step(),
     "span_begin": lambda o: o.acc.span_begin("mine"),
+    "eval_begin": lambda o: o.acc.span_begin("eval"),
     "span_end": lambda o: o.acc.span_end(),
     "h2d_begin": lambda o: o.acc.phase_begin(accounting.H2D),
     "h2d_end": lambda o: o.acc.phase_end(accounting.H2D),

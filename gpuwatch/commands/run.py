@@ -1,0 +1,184 @@
+"""`gpuwatch run`: any training command, watched without a change to it."""
+
+import contextlib
+import errno
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import click
+
+__all__ = ["run"]
+
+HOOK = str(Path(__file__).resolve().parent.parent / "probe" / "hook")
+"""A directory with nothing but our `sitecustomize.py`, for PYTHONPATH."""
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells and env(1) exit with
+_NAME_CHARACTERS = 40
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--name", metavar="NAME", help="What the monitor calls this run.")
+@click.option(
+    "--allow-control", is_flag=True, help="Let a monitor change what the training has allowed."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
+@click.pass_context
+def run(
+    ctx: click.Context, name: str | None, allow_control: bool, command: tuple[str, ...]
+) -> None:
+    """Run a training command and watch it, without a change to its script.
+
+    CMD is what you would type without us: python, torchrun, accelerate, a shell script. It takes
+    the place of this process, so that its pid, signals, output and exit code are its own.
+    """
+    if not command:
+        raise click.UsageError("say what to run: gpuwatch run -- python train.py")
+    environ = _own_environment()
+    if not _is_executable(command[0], environ):
+        ctx.exit(_refuse(command[0], environ))
+    _watch(command, environ, name, allow_control)
+    _restore_signals()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as exc:
+        click.echo(f"gpuwatch: cannot run {command[0]}: {exc.strerror}", err=True)
+        ctx.exit(_NOT_FOUND if exc.errno == errno.ENOENT else _NOT_EXECUTABLE)
+
+
+def _watch(
+    command: Sequence[str], environ: MutableMapping[str, str], name: str | None, control: bool
+) -> None:
+    """Put into the environment what makes a Python watched, and say so."""
+    if name is not None:
+        environ["GPUWATCH_RUN_NAME"] = name
+    if control:
+        environ["GPUWATCH_ALLOW_CONTROL"] = "1"
+    if os.pathsep in HOOK:
+        click.echo(
+            f"gpuwatch: not watching: PYTHONPATH cannot hold {HOOK}, for there is a "
+            f"{os.pathsep!r} in it",
+            err=True,
+        )
+        return
+    before = environ.get("PYTHONPATH", "")
+    if HOOK in before.split(os.pathsep):
+        return  # inside another gpuwatch run, which has said and done it all
+    # A trailing separator would add the current directory.
+    environ["PYTHONPATH"] = f"{HOOK}{os.pathsep}{before}" if before else HOOK
+    named = _run_id(command, environ)
+    if named:
+        environ["GPUWATCH_RUN_ID"] = named
+    if not _is_first_rank(environ):
+        return
+    words = f"run {named}" if named else "this run"
+    click.echo(f"gpuwatch: {words}; to look at it, type gpuwatch in another terminal", err=True)
+    from gpuwatch.commands.lookout import start_lookout
+
+    start_lookout(named)
+
+
+# --- the run id --------------------------------------------------------------------------------
+
+
+def _run_id(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the run id, empty where every rank has a `gpuwatch run` of its own and the launcher's
+    words in its environment: then the ranks agree on one by themselves.
+    """
+    if given := environ.get("GPUWATCH_RUN_ID"):
+        return given
+    if _count(environ, "SLURM_NTASKS") > 1 and "SLURM_STEP_ID" in environ:
+        job = environ.get("SLURM_JOB_ID")
+        if job:
+            return f"slurm-{job}.{environ['SLURM_STEP_ID']}"
+    if _count(environ, "WORLD_SIZE") > 1 and "RANK" in environ:
+        return ""
+    return f"{_readable(command)}-{os.urandom(3).hex()}"
+
+
+def _is_first_rank(environ: Mapping[str, str]) -> bool:
+    """Whether this `gpuwatch run` is the only one of its run, or the one of the first rank."""
+    if _count(environ, "WORLD_SIZE") > 1:
+        return _count(environ, "RANK") == 0
+    return _count(environ, "SLURM_NTASKS") <= 1 or _count(environ, "SLURM_PROCID") == 0
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ.get(name, "0"))
+    except ValueError:
+        return 0
+
+
+def _readable(command: Sequence[str]) -> str:
+    """Return what a person would call the command: its script, its module, or its program."""
+    word = Path(command[0]).name.removesuffix(".py").removesuffix(".sh")
+    for at, argument in enumerate(command[1:], start=1):
+        if argument.endswith((".py", ".sh")):
+            word = Path(argument).stem
+            break
+        if command[at - 1] in {"-m", "--module"} and not argument.startswith("torch."):
+            word = argument.removesuffix(".__main__")
+            break
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")
+    return word[:_NAME_CHARACTERS] or "run"
+
+
+# --- as if we had not been there ---------------------------------------------------------------
+
+
+def _own_environment() -> dict[str, str]:
+    """Return the environment that we were given.
+
+    Under the C locale Python adds LC_CTYPE to its own (PEP 538), which is not the command's.
+    """
+    environ = dict(os.environ)
+    with contextlib.suppress(OSError):
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+            environ.pop("LC_CTYPE", None)
+    return environ
+
+
+def _restore_signals() -> None:
+    """Python ignores these two from its start, and what is ignored stays so in the command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+# --- commands that cannot be run ---------------------------------------------------------------
+
+
+def _places(program: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield where the program may lie, as execvp looks for it."""
+    if os.path.dirname(program):
+        yield program
+        return
+    for directory in os.get_exec_path(environ):
+        yield os.path.join(directory, program)
+
+
+def _is_executable(program: str, environ: Mapping[str, str]) -> bool:
+    return any(os.path.isfile(p) and os.access(p, os.X_OK) for p in _places(program, environ))
+
+
+def _refuse(program: str, environ: Mapping[str, str]) -> int:
+    """Say why the program cannot be run, and return the exit code for that."""
+    found = next((p for p in _places(program, environ) if os.path.isfile(p)), None)
+    if found is None and os.path.dirname(program) and os.path.isdir(program):
+        click.echo(f"gpuwatch: cannot run {program}: it is a directory", err=True)
+        return _NOT_EXECUTABLE
+    if found is None:
+        click.echo(f"gpuwatch: cannot run {program}: no such command", err=True)
+        return _NOT_FOUND
+    if found.endswith(".py"):
+        advice = f"; type: gpuwatch run -- python {program}"
+    else:
+        advice = f"; type: chmod +x {found}"
+    click.echo(f"gpuwatch: cannot run {found}: it is not executable{advice}", err=True)
+    return _NOT_EXECUTABLE

@@ -1,0 +1,502 @@
+"""`gpuwatch run`: the command is as it would be without us, and its ranks are watched."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+from gpuwatch.commands.lookout import _switches
+from gpuwatch.commands.run import _is_first_rank, _run_id
+from gpuwatch.schema import RankFrame
+
+HERE = Path(__file__).parent
+RUN = [*support.GPUWATCH, "run"]
+JOB = [support.PYTHON, str(HERE / "job.py")]
+PICTURE = [support.PYTHON, str(HERE / "picture.py")]
+OURS = {"GPUWATCH_RUN_ID", "PYTHONPATH"}
+NARRATION = re.compile(rb"gpuwatch: run (\S+); to look at it, type gpuwatch in another terminal\n")
+
+
+def start(
+    argv: Sequence[str], rundir: Path, expect: int | None = 0, **env: str
+) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run(
+        list(argv),
+        env=support.environment(rundir, **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert expect is None or done.returncode == expect, done
+    return done
+
+
+def spoken(stderr: bytes) -> tuple[str, bytes]:
+    """The run id in our one line, and everything else that was said."""
+    (run,) = NARRATION.findall(stderr)
+    return run.decode(), NARRATION.sub(b"", stderr)
+
+
+def lookout_gone(rundir: Path) -> bool:
+    return not support.processes_of(rundir)
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --out x.py", "train"),
+        ("/usr/bin/python3 -u -m my.pkg.__main__ --lr 1", "my.pkg"),
+        ("torchrun --nproc-per-node 2 jobs/fine_tune.py", "fine_tune"),
+        ("python -m torch.distributed.run -m pkg.train", "pkg.train"),
+        ("accelerate launch train.py", "train"),
+        ("./go.sh", "go"),
+        ("/opt/bin/my trainer!", "my"),
+        ("...", "run"),
+    ],
+)
+def test_a_run_id_can_be_read(command: str, name: str) -> None:
+    assert re.fullmatch(re.escape(name) + "-[0-9a-f]{6}", _run_id(command.split(), {}))
+
+
+def test_ranks_with_a_gpuwatch_run_each_are_one_run() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "8", "SLURM_PROCID": "3"}
+    assert _run_id(["python"], slurm) == "slurm-7.2"
+    assert not _is_first_rank(slurm)
+    assert _is_first_rank({**slurm, "SLURM_PROCID": "0"})
+    # One task has no others to agree with; in an interactive step it shares the step's id.
+    assert _run_id(["python"], {**slurm, "SLURM_NTASKS": "1"}).startswith("python-")
+    assert _is_first_rank({**slurm, "SLURM_NTASKS": "1"})
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2"}
+    assert _run_id(["python"], torchrun) == ""
+    assert not _is_first_rank(torchrun)
+    assert _run_id(["python"], {**slurm, **torchrun, "GPUWATCH_RUN_ID": "mine"}) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "switch"),
+    [
+        ("python train.py -I", ""),
+        ("python -I train.py", "I"),
+        ("python -uBE -W error train.py", "E"),
+        ("python -W ignore::ImportWarning -S train.py", "S"),
+        ("python -WIgnore -X Importtime -u train.py -S", ""),
+        ("python -c import -I", ""),
+        ("python -um pkg -S", ""),
+        ("python -", ""),
+        ("python", ""),
+    ],
+)
+def test_switches_that_keep_the_hook_out(line: str, switch: str) -> None:
+    assert _switches(line.split()) == ("python", switch)
+
+
+# --- the command is its own --------------------------------------------------------------------
+
+
+def test_the_command_sees_nothing_of_us_but_two_variables(rundir: Path, tmp_path: Path) -> None:
+    def picture(argv: Sequence[str], **env: str) -> tuple[dict[str, Any], bytes]:
+        with (tmp_path / "err").open("wb") as err:
+            started = subprocess.Popen(
+                argv,
+                env={**support.environment(rundir), "LC_ALL": "", "LANG": "C", **env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+            )
+            out = started.communicate(timeout=30)[0]
+        seen = json.loads(out)
+        assert seen.pop("pid") == started.pid
+        seen["fds"] = [fd for fd in seen["fds"] if "pipe:" not in fd[1] and "/proc/" not in fd[1]]
+        return seen, (tmp_path / "err").read_bytes()
+
+    bare, _ = picture(PICTURE)
+    watched, err = picture([*RUN, "--name", "a name", "--", *PICTURE])
+    assert spoken(err)[0] == watched["environ"].pop("GPUWATCH_RUN_ID")
+    assert spoken(err)[0].startswith("picture-")
+    assert spoken(err)[1] == b""
+    hook = Path(watched["environ"].pop("PYTHONPATH"))
+    assert [p.name for p in hook.iterdir() if p.name != "__pycache__"] == ["sitecustomize.py"]
+    assert watched["environ"].pop("GPUWATCH_RUN_NAME") == "a name"
+    assert watched["finders"].pop(0) == "_TorchFinder"
+    assert watched == bare
+    assert bare["modules"] == []
+
+    before = {"PYTHONPATH": str(tmp_path), "GPUWATCH_RUN_ID": "mine"}
+    bare, _ = picture(PICTURE, **before)
+    nested, err = picture([*RUN, "--allow-control", "--", *RUN, "--", *PICTURE], **before)
+    assert spoken(err) == ("mine", b"")
+    assert nested["environ"]["PYTHONPATH"] == f"{hook}:{tmp_path}"
+    assert nested["environ"]["GPUWATCH_ALLOW_CONTROL"] == "1"
+    assert nested["finders"].count("_TorchFinder") == 1
+    assert nested["path"] == bare["path"]
+    support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookout")
+
+
+ENDS = ["plainly", "raises", "exit 3", "SIGTERM", "SIGKILL", "SIGINT", "backward raises"]
+ENDS += ["backward twice", "worker raises"]
+
+
+def masked(text: bytes) -> bytes:
+    return re.sub(rb"0x[0-9a-f]+|\d{4,}", b"#", text)
+
+
+def test_ends_are_those_of_the_command(rundir: Path, tmp_path: Path) -> None:
+    def outcome(prefix: Sequence[str], directory: Path) -> tuple[bytes, dict[str, bytes]]:
+        directory.mkdir()
+        done = subprocess.run(
+            [*prefix, *JOB, "raises", *ENDS],
+            cwd=directory,
+            env=support.environment(rundir, STAY=""),
+            capture_output=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 1
+        files = {p.name: masked(p.read_bytes()) for p in directory.iterdir()}
+        assert len(files) == 2 * len(ENDS)
+        files["of the first"] = masked(NARRATION.sub(b"", done.stderr))
+        return done.stdout, files
+
+    with ThreadPoolExecutor(2) as pool:
+        bare = pool.submit(outcome, [], tmp_path / "bare")
+        watched = pool.submit(outcome, [*RUN, "--"], tmp_path / "watched")
+    assert watched.result()[0] == bare.result()[0]
+    for name, text in bare.result()[1].items():
+        assert watched.result()[1][name].decode() == text.decode(), name
+    said = bare.result()[0].decode()
+    assert "SIGKILL -9\n" in said
+    assert "exit 3 3\n" in said
+    assert "worker raises 1\n" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        ([], 2, "say what to run: gpuwatch run -- python train.py"),
+        (["--"], 2, "say what to run"),
+        (["--nonsense", "--", "true"], 2, "No such option"),
+        (["--", "gw-no-such-command"], 127, "cannot run gw-no-such-command: no such command"),
+        (["--", "/nowhere/command"], 127, "cannot run /nowhere/command: no such command"),
+        (["--", "/"], 126, "it is a directory"),
+        (["--", "./job.py"], 126, "it is not executable; type: gpuwatch run -- python ./job.py"),
+        (["--", "./garbage"], 126, "cannot run ./garbage: Exec format error"),
+    ],
+)
+def test_what_cannot_be_run(
+    rundir: Path, tmp_path: Path, argv: list[str], code: int, words: str
+) -> None:
+    (tmp_path / "job.py").write_text("")
+    (tmp_path / "garbage").write_bytes(b"\0\1\2")
+    (tmp_path / "garbage").chmod(0o700)
+    done = subprocess.run(
+        [*RUN, *argv],
+        cwd=tmp_path,
+        env=support.environment(rundir),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM", "INT", "PIPE"])
+def test_signals_are_the_commands_own(rundir: Path, name: str) -> None:
+    number = getattr(signal, f"SIG{name}")
+    start([*RUN, "--", "sh", "-c", f"kill -{name} $$; exit 9"], rundir, -number)
+
+
+def test_the_end_of_its_output_is_not_delayed(rundir: Path) -> None:
+    # The lookout sleeps in between its looks; a reader must not wait for it.
+    done = start([*RUN, "sh", "-c", "sleep 0.8; date +%s.%N"], rundir)
+    assert time.time() - float(done.stdout) < 0.3
+    support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookout")
+    master, slave = pty.openpty()
+    command = [*RUN, "sh", "-c", "sleep 0.8; date +%s.%N"]
+    started = subprocess.Popen(
+        command, env=support.environment(rundir), stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while piece := os.read(master, 4096):
+            shown += piece
+    except OSError:  # EIO: nobody has the terminal open any more
+        pass
+    ended_s = time.time()
+    os.close(master)
+    assert started.wait(5) == 0
+    assert ended_s - float(shown.split()[-1]) < 0.3
+
+
+def test_the_lookout_holds_nothing_and_ends_with_the_job(rundir: Path) -> None:
+    with support.process([*RUN, "--", "sleep", "30"], support.environment(rundir)) as job:
+
+        def lookouts() -> list[Path]:
+            found = []
+            for entry in Path("/proc").iterdir():
+                # Gone again, or somebody else's.
+                with contextlib.suppress(OSError):
+                    if entry.name.isdigit() and int(entry.name) != job.pid:
+                        given = (entry / "environ").read_bytes().split(b"\0")
+                        if f"GPUWATCH_DIR={rundir}".encode() in given:
+                            found.append(entry)
+            return found
+
+        def settled() -> bool:
+            return [os.readlink(lookout / "cwd") for lookout in lookouts()] == ["/"]
+
+        time.sleep(0.5)
+        support.wait_until(settled, 5, "one lookout")
+        (lookout,) = lookouts()
+        held = {os.readlink(fd) for fd in (lookout / "fd").iterdir()}
+        assert held == {"/dev/null", "anon_inode:[pidfd]"}
+        assert os.getsid(int(lookout.name)) not in (os.getsid(0), job.pid)
+        assert Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text() == ""
+        job.kill()
+        job.wait()
+        support.wait_until(lambda: not lookouts(), 1, "the end of the lookout")
+
+
+def test_no_lookout_stays_behind_short_jobs(rundir: Path) -> None:
+    # Some of them are over before the lookout has looked for the first time.
+    for _ in range(20):
+        start([*RUN, "--", "true"], rundir)
+    support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookouts")
+
+
+# --- what it brings into Python ----------------------------------------------------------------
+
+
+def test_an_existing_sitecustomize_runs_as_before(rundir: Path, tmp_path: Path) -> None:
+    def compare(content: str) -> bytes:
+        # Not in gpuwatch itself, which is Python too.
+        guarded = f"import sys\nif 'gpuwatch' not in sys.orig_argv:\n    {content}\n"
+        (tmp_path / "sitecustomize.py").write_text(guarded)
+        show = "import sys; print(sys.modules.get('sitecustomize'), sys.path)"
+        argv = [support.PYTHON, "-c", show]
+        bare = start(argv, rundir, None, PYTHONPATH=str(tmp_path))
+        watched = start([*RUN, "--", *argv], rundir, None, PYTHONPATH=str(tmp_path))
+        assert watched.returncode == bare.returncode
+        assert watched.stdout == bare.stdout
+        assert spoken(watched.stderr)[1] == bare.stderr
+        return bare.stdout + bare.stderr
+
+    assert b"mine" in compare("print('mine')")
+    assert b"ZeroDivisionError" in compare("1 / 0")
+    assert b"gw_nowhere" in compare("import gw_nowhere")
+
+
+def fake_torch(directory: Path, content: str = "") -> str:
+    """A package that is called torch, so that importing it takes no seconds."""
+    (directory / "torch").mkdir(exist_ok=True)
+    (directory / "torch" / "__init__.py").write_text(content)
+    return str(directory)
+
+
+def test_the_import_of_torch_looks_as_before(rundir: Path, tmp_path: Path) -> None:
+    def compare(code: str, torch: str) -> bytes:
+        path = fake_torch(tmp_path, torch)
+        bare = start([support.PYTHON, "-c", code], rundir, None, PYTHONPATH=path)
+        watched = start([*RUN, "--", support.PYTHON, "-c", code], rundir, None, PYTHONPATH=path)
+        assert watched.returncode == bare.returncode
+        assert masked(watched.stdout) == masked(bare.stdout)
+        assert masked(spoken(watched.stderr)[1]) == masked(bare.stderr)
+        return bare.stdout + bare.stderr
+
+    show = "import sys, torch\nprint(torch.__spec__, vars(torch.__loader__), sys.meta_path)"
+    assert b"SourceFileLoader" in compare(show, "")
+    assert b"ZeroDivisionError" in compare("import torch", "1 / 0")
+    assert b"ImportError" in compare("import torch", "from os import gw_nowhere")
+    assert b"No module named 'torch.gw'" in compare("import torch.gw", "")
+
+
+# --- why nothing reports in --------------------------------------------------------------------
+
+
+# A training environment without gpuwatch: it is on none of the paths.
+WITHOUT = (
+    "import os, sys; sys.path[:] = "
+    "[p for p in sys.path if not os.path.isdir(os.path.join(p or '.', 'gpuwatch'))]"
+)
+
+
+def test_one_sentence_where_gpuwatch_is_missing(rundir: Path, tmp_path: Path) -> None:
+    code = f"{WITHOUT}; import torch, time; time.sleep(2)"
+    argv = [*RUN, "--", support.PYTHON, "-c", code]
+    done = start(argv, rundir, PYTHONPATH=fake_torch(tmp_path))
+    said = spoken(done.stderr)[1].decode()
+    assert said.count("\n") == 1
+    assert said.startswith(
+        "gpuwatch: the job is not watched: that environment has no gpuwatch; "
+        f"type: {support.PYTHON} -m pip install "
+    )
+    assert list(rundir.iterdir()) == []
+
+
+def test_one_sentence_where_the_hook_is_kept_out(rundir: Path, tmp_path: Path) -> None:
+    # All that the lookout sees of torch is its library among the mapped files.
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    code = (
+        "import mmap, time; "
+        f"file = open({str(library)!r}); "
+        "kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); "
+        "time.sleep(7)"
+    )
+    python = support.PYTHON
+    jobs = {
+        "-I": [python, "-I", "-c", code],
+        "-E": [python, "-uE", "-W", "ignore", "-c", code],
+        "-S": [python, "-S", "-c", code],
+        "lost": ["env", "-u", "PYTHONPATH", python, "-c", code],
+        "anew": ["env", "PYTHONPATH=/tmp", python, "-c", code],
+        "child": ["sh", "-c", f'{python} -I -c "{code}" & wait'],
+        "hooked": [python, "-c", code.replace("import mmap", "import torch, mmap")],
+    }
+
+    def said(name: str) -> str:
+        done = start([*RUN, "--", *jobs[name]], rundir, PYTHONPATH=fake_torch(tmp_path))
+        return spoken(done.stderr)[1].decode()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        words = dict(zip(jobs, pool.map(said, jobs), strict=True))
+    for name, sentence in words.items():
+        if name == "hooked":
+            continue
+        assert sentence.count("\n") == 1, (name, sentence)
+        assert re.match(r"gpuwatch: process \d+ is not watched: ", sentence)
+        assert sentence.endswith("call gpuwatch.watch() in the script\n")
+    assert "leave -I out" in words["-I"]
+    assert "leave -I out" in words["child"]
+    assert "leave -E out" in words["-E"]
+    assert "leave -S out" in words["-S"]
+    assert "has lost PYTHONPATH" in words["lost"]
+    assert "sets PYTHONPATH anew" in words["anew"]
+    # The hook runs in this one, and torch is no torch there: that is another sentence.
+    assert "has no torch" in words["hooked"]
+    support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookouts")
+
+
+@pytest.mark.parametrize("kind", ["file", "terminal"])
+def test_the_sentence_reaches_files_and_terminals(rundir: Path, tmp_path: Path, kind: str) -> None:
+    code = f"{WITHOUT}; import torch, time; time.sleep(1.5); print('last words', file=sys.stderr)"
+    argv = [*RUN, "--", support.PYTHON, "-c", code]
+    env = support.environment(rundir, PYTHONPATH=fake_torch(tmp_path))
+    if kind == "file":
+        with (tmp_path / "err").open("wb") as err:
+            subprocess.run(argv, env=env, stderr=err, check=True, timeout=30)
+        shown = (tmp_path / "err").read_bytes()
+    else:
+        master, slave = pty.openpty()
+        subprocess.run(argv, env=env, stderr=slave, check=True, timeout=30)
+        shown = os.read(master, 4096).replace(b"\r\n", b"\n")
+        os.close(slave)
+        os.close(master)
+    lines = spoken(shown)[1].decode().splitlines()
+    assert [line[:28] for line in lines] == ["gpuwatch: the job is not wat", "last words"]
+
+
+# --- ranks -------------------------------------------------------------------------------------
+
+
+def frames_of(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    rundir: Path,
+    log: Path,
+    ranks: int,
+    steps: int = 0,
+    words: Sequence[str] = (),
+) -> list[RankFrame]:
+    """Start a job, and ask its ranks for their past when they have come so far and said so."""
+    with support.process([*RUN, "--name", "unmodified", "--", *argv], env, output=log) as job:
+        frames: list[RankFrame] = []
+
+        def all_there() -> bool:
+            assert job.poll() is None, support.text_of(log)
+            if not all(word in support.text_of(log) for word in words):
+                return False
+            found = support.rank_presences(rundir)
+            frames[:] = [support.ask(p, "snapshot") for p in found]
+            return len(frames) == ranks and all(f.ledger.steps >= steps for f in frames)
+
+        support.wait_until(all_there, 60, f"{ranks} ranks, now {frames}", 0.3)
+        time.sleep(0.5)  # a ghost would show by now
+        assert len(support.rank_presences(rundir)) == ranks
+        lookouts = [p for p in support.processes_of(rundir) if "gpuwatch run" in p]
+        assert lookouts == []
+        return frames
+
+
+@pytest.mark.distributed
+def test_torchrun_unmodified(rundir: Path, tmp_path: Path) -> None:
+    env = support.environment(rundir, DONE=str(tmp_path / "done"))
+    argv = [*support.TORCHRUN, str(HERE / "ddp.py")]
+    # The last of the 8 steps is still open: nothing has followed it.
+    frames = frames_of(argv, env, rundir, tmp_path / "log", 2, steps=8)
+    assert [f.rank for f in frames] == [0, 1]
+    (run,) = {f.run for f in frames}
+    assert run.startswith("ddp-")
+    for frame in frames:
+        hello = frame.hello
+        assert hello is not None
+        assert (hello.world_size, hello.run_name) == (2, "unmodified")
+        assert hello.run_source == "GPUWATCH_RUN_ID"
+        assert hello.ddp is not None
+        assert not hello.allow_control
+        (loader,) = hello.loaders
+        assert (loader.num_workers, loader.batch_size) == (2, 4)
+        assert len(frame.records) == frame.ledger.steps == 8
+        for record in frame.records:
+            host = record.host
+            parts = [host.data_wait, host.forward, host.backward, host.comm, host.optimizer]
+            assert all(part is not None and part > 0 for part in parts), record
+            assert (record.batches, record.samples) == (1, 4)
+        assert frame.state.notices == ()
+    assert "gpuwatch: run ddp-" in support.text_of(tmp_path / "log")
+
+
+@pytest.mark.distributed
+def test_children_by_every_start_method(rundir: Path, tmp_path: Path) -> None:
+    env = support.environment(rundir, DONE=str(tmp_path / "done"))
+    argv = [support.PYTHON, str(HERE / "children.py")]
+    words = [f"{method} trained" for method in ("fork", "spawn", "forkserver")]
+    frames = frames_of(argv, env, rundir, tmp_path / "log", 3, words=words)
+    assert {frame.run.rsplit("-", 1)[0] for frame in frames} == {"children"}
+
+
+def test_a_shell_script_and_a_module_and_their_own_watch(rundir: Path, tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    source = (HERE / "job.py").read_text()
+    # It calls watch() itself as well: still one rank, and it has the last word on its name.
+    watch = "import gpuwatch\ngpuwatch.watch(name='by itself', allow_control=True)\n"
+    source = source.replace("import torch\n", f"import torch\n{watch}", 1)
+    (package / "__main__.py").write_text(source)
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/sh\n'{support.PYTHON}' -m pkg plainly\n")
+    script.chmod(0o700)
+    env = support.environment(rundir, PYTHONPATH=str(tmp_path), STAY=str(tmp_path / "done"))
+    (frame,) = frames_of([str(script)], env, rundir, tmp_path / "log", 1)
+    assert frame.run.startswith("train-")
+    assert frame.hello is not None
+    assert (frame.hello.run_name, frame.hello.allow_control) == ("by itself", True)
+    assert frame.hello.pid != 0
