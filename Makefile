@@ -29,7 +29,7 @@ $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
 	touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed
-	$(BIN)/gpuwatch demo
+	@$(BIN)/gpuwatch demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

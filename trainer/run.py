@@ -35,16 +35,15 @@ def open_trainer(
         if reporter is None:
             reporter = Reporter(enabled=placement.rank == 0)
         telemetry: Telemetry = Watched(config.preset) if config.train.watch else Silent()
-        try:
-            loaders = build_loaders(config, placement)
-            model = build_model(config.model, classes=len(loaders.classes))
-            faults.slow_model(model, config.faults, placement.rank)
-            model = model.to(placement.device)
-            trainer = _trainer(config, placement, model, loaders, telemetry, reporter, stop)
-            _narrate(config, trainer, threads)
-            yield trainer
-        finally:
-            telemetry.close()
+        loaders = build_loaders(config, placement)
+        model = build_model(config.model, classes=len(loaders.classes))
+        faults.slow_model(model, config.faults, placement.rank)
+        model = model.to(placement.device)
+        trainer = _trainer(config, placement, model, loaders, telemetry, reporter, stop)
+        _narrate(config, trainer, threads)
+        yield trainer
+        # Not where it raised: the end of the process knows the exception, and says goodbye with it.
+        telemetry.close()
 
 
 def _trainer(

@@ -39,14 +39,17 @@ def agent(detach: bool, idle_s: float) -> None:
         if detach:
             return
         raise click.ClickException(str(exc)) from None
-    if not detach:
+    if detach:
+        with contextlib.suppress(OSError):
+            os.ftruncate(2, 0)  # ours now: what an agent before this one said is old
+    else:
         click.echo(f"gpuwatch agent {os.getpid()} serves {directory}", err=True)
     node_process.run()
 
 
 def _detach(log: str) -> None:
     """Fork twice with a session of its own in between: no terminal, no parent, no signals from
-    either. What it says on stderr goes to the log, which is begun anew.
+    either. What it says on stderr goes to the log.
     """
     if os.fork():
         os._exit(0)
@@ -60,7 +63,7 @@ def _detach(log: str) -> None:
     sys.stderr.flush()
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:
         out = null
     os.dup2(null, 0)

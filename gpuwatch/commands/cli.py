@@ -48,6 +48,8 @@ class _Group(click.Group):
         except GpuwatchError as exc:
             click.echo(f"gpuwatch: {exc}", err=True)
             ctx.exit(3)
+        except (KeyboardInterrupt, click.Abort):
+            ctx.exit(130)
         except BrokenPipeError:
             # The reader (head, less) has had enough: that is no error of ours.
             sys.stderr.close()

@@ -107,11 +107,12 @@ def _run(command: Sequence[str], *, headless: bool, seconds: float | None) -> in
 
     run = f"demo-{uuid.uuid4().hex[:6]}"
     with tempfile.TemporaryFile() as log, _training(command, run, log) as process:
-        click.echo(
-            f"training {_RANKS} ranks with a loader that is too slow, as run {run}; "
-            "SIMULATED: 25 ms of remote-read latency an item",
-            err=True,
+        what = (
+            "with a loader that is too slow; SIMULATED: 25 ms of remote-read latency an item"
+            if command is _SLOW_LOADER
+            else f"of {command[0]}"
         )
+        click.echo(f"training {_RANKS} ranks as run {run}, {what}", err=True)
         session = LiveSession()
         try:
             if not _wait_for_steps(session, run, process):

@@ -5,6 +5,7 @@ import time
 import uuid
 from pathlib import Path
 
+from gpuwatch.errors import AgentError
 from gpuwatch.schema import WIRE_VERSION, Command
 from gpuwatch.store import Store, View
 from gpuwatch.store.views import RunView
@@ -93,6 +94,9 @@ class LiveSession:
         """Wait until every rank that is there has answered and the sampler has ticked twice.
 
         Returns the picture after that, or after `timeout_s`.
+
+        Raises:
+            AgentError: there is no contact with the node process.
         """
         files = RankFiles(self._directory)
         expected: set[tuple[str, int]] = set()
@@ -102,9 +106,12 @@ class LiveSession:
             expected |= {(p.run, p.rank) for p in new}
             expected -= {(p.run, p.rank) for p in gone}
             view = self.view()
-            if _has_answered(view, expected) and _has_sensors(view):
+            told = any(r.id == self._link.asked_id for r in self._store.replies())
+            if told and _has_answered(view, expected) and _has_sensors(view):
                 return view
             if time.monotonic() >= deadline_s:
+                if view.link != "live":
+                    raise AgentError(view.message or "the node process does not answer")
                 return view
             time.sleep(0.05)
 

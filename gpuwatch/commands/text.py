@@ -156,6 +156,6 @@ def diagnosis_lines(run: RunView | None, diagnosis: RunDiagnosis | None) -> list
     for finding in opened:
         lines += _finding_lines(finding)
     if not opened:
-        lines.append("nothing found")
+        lines.append("nothing found" if not diagnosis.abstained else "nothing found yet")
     lines += [f"- {a.kind} cannot be judged: it needs {a.needs}" for a in diagnosis.abstained]
     return lines

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
-from gpuwatch.diagnosis.types import RunPicture
+from gpuwatch.diagnosis.types import Abstain, RunPicture
 from gpuwatch.schema import PhasesNs, StepRecord
 from gpuwatch.store.views import RankView, RunView
 
-__all__ = ["Aligned", "align", "mad_ms", "mean_ms", "ranks_text"]
+__all__ = ["MIN_STEPS", "Aligned", "align", "mad_ms", "mean_ms", "ranks_text", "too_few"]
 
 
 def mean_ms(values: Sequence[float]) -> float:
@@ -110,6 +110,18 @@ class Aligned:
     def comm_known(self) -> bool:
         """Whether every rank measured exposed communication."""
         return all(r.phases_ms.get("comm") is not None for r in self.ranks)
+
+
+MIN_STEPS = 8
+"""Steady steps that all ranks share before anything is said: two seconds of steps of 0.25 s."""
+
+
+def too_few(kind: str, aligned: "Aligned | None") -> Abstain | None:
+    """Return the abstention of a rule that has seen too few steps, None if there are enough."""
+    count = 0 if aligned is None else aligned.count
+    if count >= MIN_STEPS:
+        return None
+    return Abstain(kind, f"{MIN_STEPS} steady steps that all ranks share; {count} so far")
 
 
 def align(picture: RunPicture) -> Aligned | None:

@@ -24,6 +24,9 @@ OPEN_AFTER = 2
 CLOSE_AFTER = 5
 """Evaluations in a row, one a second: a finding must hold to open and be gone to close."""
 
+ABSTAINED = 6
+"""Abstentions that weigh as much as one evaluation without the finding."""
+
 _KEPT_RESOLVED = 16
 _KEPT_RUNS = 64
 
@@ -58,7 +61,7 @@ class _Life:
     id: str
     finding: Finding
     seen: int = 1
-    missed: int = 0
+    missed: float = 0.0
     open: bool = False
 
 
@@ -132,12 +135,14 @@ class Engine:
                     opened_step=life.finding.opened_step,
                     opened_s=life.finding.opened_s,
                 )
-            life.finding = replace(finding, id=life.id, state="open")
+            if life.open or not life.id:
+                life.finding = replace(finding, id=life.id, state="open")
         for kind, life in list(state.lives.items()):
-            if kind in found or kind in abstained:
+            if kind in found:
                 continue
             life.seen = 0
-            life.missed += 1
+            # A rule that cannot judge any more says nothing for its finding, for a while.
+            life.missed += 1 / ABSTAINED if kind in abstained else 1
             if not life.open and not life.id:
                 del state.lives[kind]
             elif life.open and life.missed >= self._close_after:

@@ -11,15 +11,20 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from gpuwatch.diagnosis.aligned import Aligned, align, mad_ms, mean_ms, ranks_text
+from gpuwatch.diagnosis.aligned import (
+    MIN_STEPS,
+    Aligned,
+    align,
+    mad_ms,
+    mean_ms,
+    ranks_text,
+    too_few,
+)
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, ProcessSample, Reading
 from gpuwatch.store.views import NodeView, RankView
 
 __all__ = ["loader_few_workers", "starved_ranks"]
-
-MIN_STEPS = 8
-"""Steady steps before anything is said: two seconds of steps of 0.25 s."""
 
 SHARE_WARNING = 0.10
 SHARE_CRITICAL = 0.20
@@ -239,7 +244,7 @@ def loader_few_workers(picture: RunPicture) -> Outcome:
 def _loader_few_workers(picture: RunPicture) -> Outcome:
     aligned = align(picture)
     if aligned is None or aligned.count < MIN_STEPS:
-        return None
+        return too_few("loader_few_workers", aligned)
     first = aligned.ranks[0]
     if first.hello is not None and first.hello.device != "cpu" and first.clock == "host":
         return Abstain("loader_few_workers", "device timings: on a GPU the host clock runs ahead")

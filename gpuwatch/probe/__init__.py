@@ -286,6 +286,11 @@ def annotate(
         _warn(f"annotate() is ignored: {type(exc).__name__}: {exc}")
 
 
+def _count(value: int) -> int:
+    """Return a count that the wire can carry: sys.maxsize, say, means no end."""
+    return min(max(0, int(value)), 2**53)
+
+
 def _annotate(
     probe: _Probe,
     samples: int | None,
@@ -305,12 +310,12 @@ def _annotate(
     if epoch is not None:
         telemetry.epoch = float(epoch)
     if total_steps is not None:
-        telemetry.total_steps = max(0, int(total_steps))
+        telemetry.total_steps = _count(total_steps)
     if dataset_path is not None and str(dataset_path) != telemetry.dataset_path:
         telemetry.dataset_path = str(dataset_path)
         probe.marks.config_version += 1
     if (samples is not None or tokens is not None) and probe.marks.here():
         probe.recorder.annotate(
-            samples=None if samples is None else max(0, int(samples)),
-            tokens=None if tokens is None else max(0, int(tokens)),
+            samples=None if samples is None else _count(samples),
+            tokens=None if tokens is None else _count(tokens),
         )

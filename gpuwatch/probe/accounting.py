@@ -512,8 +512,8 @@ class Accountant:
 
     def backward_begin(self) -> None:
         """A backward starts: what led to it was a forward, and its batches are training."""
-        if self._spans:
-            return
+        if self._spans or self._fetching is not None:
+            return  # a dataset may train a model of its own to make an item: that is loading
         stack = self._stack
         if self._in_backward:
             self._nested_backwards += 1
@@ -705,7 +705,7 @@ class Accountant:
 
     def optimizer_begin(self, key: int) -> None:
         """An optimizer step starts; `key` tells optimizers apart."""
-        if self._spans:
+        if self._spans or self._fetching is not None:
             return
         if self._optimizers:
             if key != self._open_key or not self._open_backwards:

@@ -128,10 +128,16 @@ class Recorder:
 
 
 class Replay:
-    """The telemetry thread's side: an accountant that lives through the marks again."""
+    """The telemetry thread's side: an accountant that lives through the marks again.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Args:
+        recorder: where the marks are left.
+        warn: told when an order of marks could not be understood.
+    """
+
+    def __init__(self, recorder: Recorder, warn: Callable[[str], None] = lambda _: None) -> None:
         self._recorder = recorder
+        self._warn = warn
         self._at_ns = recorder.started_ns
         self.accountant = Accountant(lambda: self._at_ns, distributed=recorder.distributed)
         self._handlers = tuple(getattr(self.accountant, name) for name in _METHODS)
@@ -147,11 +153,16 @@ class Replay:
         for _ in range(len(events)):
             event = events.popleft()
             self._at_ns = event[1]
-            if event[0] == OPTIMIZER_END:
-                self._attempts = event[_ATTEMPT]
-                handlers[OPTIMIZER_END](event[2], skipped=event[3])
-            else:
-                handlers[event[0]](*event[2:])
+            try:
+                if event[0] == OPTIMIZER_END:
+                    self._attempts = event[_ATTEMPT]
+                    handlers[OPTIMIZER_END](event[2], skipped=event[3])
+                else:
+                    handlers[event[0]](*event[2:])
+            except Exception as exc:
+                # An order of marks that nobody has thought of costs the step it is in, no more.
+                self.accountant.abandon(1)
+                self._warn(f"a step was not counted: {type(exc).__name__} after {event[0]}")
 
     def _give_up(self) -> None:
         """The deque has run over: what is in it begins in the middle of something."""

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from gpuwatch.probe.text import wire_text
 from gpuwatch.wire.publish import process_start_ticks
 
-__all__ = ["Identity", "identify"]
+__all__ = ["Identity", "has_group", "identify"]
+
+# Looked at once: a launcher may end while its ranks live, and the run must keep its id.
+_LAUNCHER = os.getppid()
+_LAUNCHER_TICKS = process_start_ticks(_LAUNCHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,11 @@ def _initialized() -> tuple[int, int] | None:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return int(dist.get_rank()), int(dist.get_world_size())
+
+
+def has_group() -> bool:
+    """Whether the default process group is there, which knows rank and world size for certain."""
+    return _initialized() is not None
 
 
 def identify(environ: Mapping[str, str] = os.environ) -> Identity:
@@ -82,7 +91,6 @@ def _run_id(environ: Mapping[str, str], world_size: int) -> tuple[str, str]:
         parts = [environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")]
         local_world = _integer(environ.get("LOCAL_WORLD_SIZE"))
         if local_world in (None, world_size):
-            parent = os.getppid()
-            parts += [str(parent), str(process_start_ticks(parent))]
+            parts += [str(_LAUNCHER), str(_LAUNCHER_TICKS)]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12], "MASTER_ADDR"
     return _random, "random"

@@ -23,7 +23,7 @@ from gpuwatch.frames import decode_command, encode
 from gpuwatch.probe.accounting import COMM, RawSpan, RawStep, Totals
 from gpuwatch.probe.config import build_hello
 from gpuwatch.probe.events import Recorder, Replay
-from gpuwatch.probe.identity import Identity, identify
+from gpuwatch.probe.identity import Identity, has_group, identify
 from gpuwatch.probe.patches import Marks
 from gpuwatch.probe.text import TEXT, wire_text
 from gpuwatch.schema import (
@@ -74,7 +74,7 @@ class Telemetry:
         warn: Callable[[str], None],
     ) -> None:
         self._recorder = recorder
-        self._replay = Replay(recorder)
+        self._replay = Replay(recorder, warn)
         self._accountant = self._replay.accountant
         self._marks = marks
         self._name = name
@@ -93,6 +93,8 @@ class Telemetry:
         os.set_blocking(self._wake_w, False)
         self._totals = Totals()
         self._identity: Identity = identify()
+        self._grouped = has_group()
+        self._former: tuple[Identity, str] | None = None
         self._incarnation = uuid.uuid4().hex[:12]
         self._seq = 0
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
@@ -158,8 +160,7 @@ class Telemetry:
                         next_check_s = now_s + _ANNOUNCE_CHECK_S
                         changed = not sockets.announced
                     if changed:
-                        sockets.close()
-                        sockets = self._open()
+                        sockets = self._reopen(sockets)
                     sockets.publish(self._frame())
                 for who, payload in sockets.wait(_ms_until(next_flush_s)):
                     self._answer(sockets, who, payload)
@@ -171,13 +172,43 @@ class Telemetry:
         finally:
             sockets.close()
 
+    def _reopen(self, sockets: RankSockets) -> RankSockets:
+        """Announce this rank again: under another name, or because its files were removed."""
+        if self._former is not None:
+            identity, incarnation = self._former
+            self._former = None
+            sockets.publish(self._farewell(identity, incarnation))
+            time.sleep(0.02)
+        sockets.close()
+        return self._open()
+
+    def _farewell(self, identity: Identity, incarnation: str) -> bytes:
+        return encode(
+            RankFrame(
+                version=WIRE_VERSION,
+                run=identity.run,
+                rank=identity.rank,
+                incarnation=incarnation,
+                seq=self._former_seq + 1,
+                sent_s=time.time(),
+                dropped=0,
+                bye=Bye("moved"),
+            )
+        )
+
     def _moved(self) -> bool:
         """Look again at who we are: a process group may have been made after `watch()`."""
+        if self._grouped or not has_group():
+            return False
+        # Once and for all: a group that is destroyed later does not make this another run.
+        self._grouped = True
         identity = identify()
         if identity == self._identity:
             return False
+        self._former = self._identity, self._incarnation
         self._identity = identity
         self._incarnation = uuid.uuid4().hex[:12]
+        self._former_seq = self._seq
         self._seq = 0
         self._recorder.distributed = identity.world_size > 1
         self._hello = None
@@ -214,8 +245,9 @@ class Telemetry:
     def _past(self, reply: Reply | None) -> bytes:
         """Return a frame outside the stream: a reply, or a snapshot if there is none."""
         self._collect()
-        self._fresh_hello()
         snapshot = reply is None
+        if snapshot:
+            self._fresh_hello()
         return encode(
             RankFrame(
                 version=WIRE_VERSION,

@@ -34,6 +34,7 @@ SILENT_S = 3.0
 
 _NODE_QUIET_S = 1.5
 _KEPT_RUNS = 32
+_FORGET_S = 60.0
 _KEPT_RANKS = 20_000
 _KEPT_EVENTS = 500
 _KEPT_REPLIES = 16
@@ -43,8 +44,8 @@ _PROCESS_STATES = {
     "t": "stopped by a debugger",
     "D": "blocked in the kernel",
     "Z": "a zombie",
-    "R": "running, but its telemetry thread is not: the GIL is held",
-    "S": "sleeping, and its telemetry thread with it: the GIL is held",
+    "R": "its process runs, its telemetry thread does not: is the GIL held?",
+    "S": "its process sleeps, and its telemetry thread with it: is the GIL held?",
 }
 
 
@@ -85,6 +86,7 @@ class _Rank:
 
     def _clear(self) -> None:
         self.seq: int | None = None
+        self.sent_s = 0.0
         self.open_gap = 0
         self.gap_index = -1
         self.last_index = -1
@@ -100,6 +102,11 @@ class _Rank:
         self.age_heard_s = 0.0
         self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
 
+    @property
+    def over(self) -> bool:
+        """Whether its process has said goodbye or is known to be dead."""
+        return self.bye is not None or (self.age is not None and self.age.pid_alive is False)
+
     def restart(self, incarnation: str) -> None:
         self.former.add(self.incarnation)
         self.incarnation = incarnation
@@ -111,6 +118,7 @@ class _Rank:
     def take(self, frame: RankFrame, received_s: float) -> bool:
         """Take a frame; returns whether frames are missing that a snapshot could bring back."""
         self.heard_s = received_s
+        self.sent_s = max(self.sent_s, frame.sent_s)
         self.age = None
         self.simulated = frame.simulated
         self.dropped = frame.dropped
@@ -414,6 +422,11 @@ class Store:
         run = printable(frame.run)
         key = (run, frame.rank)
         rank = self._ranks.get(key)
+        if frame.bye is not None and frame.bye.reason == "moved":
+            # It has joined a process group since, and goes on under another run or rank.
+            if rank is not None and rank.incarnation == frame.incarnation:
+                del self._ranks[key]
+            return None
         if rank is None:
             if len(self._ranks) >= _KEPT_RANKS:
                 return None
@@ -421,18 +434,34 @@ class Store:
             self._raw_runs[run] = frame.run
             self._forget_old_runs()
         elif frame.incarnation != rank.incarnation:
-            if frame.incarnation in rank.former:
-                return None  # a late frame of a process that has been replaced
+            if frame.incarnation in rank.former or frame.sent_s < rank.sent_s:
+                # A late frame, or the remembered past, of a process that has been replaced.
+                rank.former.add(frame.incarnation)
+                return None
             rank.restart(frame.incarnation)
             self._event(f"rank {frame.rank} restarted", "warning", run)
         rank.node = node
         return rank
 
     def _forget_old_runs(self) -> None:
-        while len(self._raw_runs) > _KEPT_RUNS:
-            old, _ = self._raw_runs.popitem(last=False)
-            for key in [key for key in self._ranks if key[0] == old]:
-                del self._ranks[key]
+        if len(self._raw_runs) <= _KEPT_RUNS:
+            return
+        now_s = self._clock()
+        ranks: dict[str, list[_Rank]] = {run: [] for run in self._raw_runs}
+        for (run, _), rank in self._ranks.items():
+            ranks.setdefault(run, []).append(rank)
+
+        def rests(run: str) -> tuple[bool, float]:
+            heard_s = max((r.heard_s for r in ranks[run]), default=0.0)
+            return all(r.over for r in ranks[run]) or now_s - heard_s > _FORGET_S, -heard_s
+
+        # What has ended goes first, the one that was heard last of all longest ago.
+        old = max(list(self._raw_runs)[:-1], key=rests)
+        if not rests(old)[0] and len(self._raw_runs) <= 4 * _KEPT_RUNS:
+            return  # all of them live: so many runs there are
+        del self._raw_runs[old]
+        for key in [key for key in self._ranks if key[0] == old]:
+            del self._ranks[key]
 
     def _take_age(self, age: RankAge, received_s: float) -> None:
         rank = self._ranks.get((printable(age.run), age.rank))

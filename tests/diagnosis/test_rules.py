@@ -306,6 +306,40 @@ def test_a_finding_opens_late_closes_late_and_keeps_its_number() -> None:
     assert shown(bad) == [("F1", "loader_few_workers", "open")]
 
 
+def test_a_resolved_finding_that_shows_once_more_stays_resolved() -> None:
+    engine = Engine()
+    bad, good = view_of(starving()), view_of(Trace([HEALTHY] * 2))
+    for view in [bad, bad, *[good] * 5, bad]:
+        (diagnosis,) = engine(view)
+    states = {f.kind: f.state for f in diagnosis.findings}
+    assert states["loader_few_workers"] == "resolved"
+    for _ in range(3):
+        (diagnosis,) = engine(good)
+    states = {f.kind: f.state for f in diagnosis.findings}
+    assert states["loader_few_workers"] == "resolved"
+
+
+def test_a_finding_whose_rule_cannot_judge_any_more_closes_in_the_end() -> None:
+    engine = Engine()
+    bad = view_of(starving(1))
+    unseen = view_of(Trace([{"forward": 30.0, "backward": 60.0, "other": 5.0}]))
+    for view in [bad, bad]:
+        (diagnosis,) = engine(view)
+    assert [f.state for f in diagnosis.findings] == ["open"]
+    (diagnosis,) = engine(unseen)
+    assert [f.state for f in diagnosis.findings] == ["open"]
+    for _ in range(40):
+        (diagnosis,) = engine(unseen)
+    assert [f.state for f in diagnosis.findings] == ["resolved"]
+
+
+def test_waiting_on_a_machine_without_a_free_core_is_a_note() -> None:
+    busy = Trace([HEALTHY] * 2, transfer_ms=60.0, cpu=98.0)
+    (finding, *_) = findings(busy)
+    assert (finding.kind, finding.severity, finding.confidence) == ("comm_bound", "note", "low")
+    assert any("contention" in text for text in finding.ruled_out)
+
+
 def test_a_consequence_points_at_the_id_of_its_cause() -> None:
     late = {**HEALTHY, "forward": 90.0}
     engine = Engine(open_after=1)

@@ -292,11 +292,30 @@ def test_marks_that_went_missing_are_counted_and_the_next_step_is_whole() -> Non
     assert [(s.step_index, s.step_ns) for s in loop.steps] == [(0, 37 * MS), (6, 37 * MS)]
 
 
+def test_a_dataset_that_trains_to_make_an_item_is_loading() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.acc.fetch_begin("train", False)
+        loop.work(1)
+        loop.backward(2)
+        loop.optimizer(3)
+        loop.acc.fetch_end(8)
+        loop.work(5)
+        loop.backward(6)
+        loop.optimizer(1)
+    loop.fetch(1)
+    assert len(loop.steps) == 2
+    for step in loop.steps:
+        assert ms(step) == {"data_wait": 6, "forward": 5, "backward": 6, "optimizer": 1}
+
+
 MARKS: dict[str, Callable[[Loop], None]] = {
     "fetch": lambda o: o.fetch(1),
     "fetch_val": lambda o: o.fetch(1, key="val"),
     "leave": lambda o: o.leave(),
     "fetch_failed": lambda o: o.fail_to_fetch(1),
+    "fetch_end": lambda o: o.acc.fetch_end(8),
+    "fetch_stop": lambda o: o.acc.fetch_stop(),
     "fetch_begin": lambda o: o.acc.fetch_begin("train", False),
     "backward_failed": lambda o: o.backward(1, failed=True),
     "data_begin": lambda o: o.acc.phase_begin(accounting.DATA_WAIT),

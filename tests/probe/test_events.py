@@ -97,3 +97,21 @@ def test_a_deque_that_ran_over_is_counted_and_begun_anew(monkeypatch: pytest.Mon
     # The third step was open when the marks went missing; the index goes on where the loop is.
     assert [s.step_index for s in taken] == [0, 1, 52, 53]
     assert [s.step_ns for s in taken] == [37 * MS] * 4
+
+
+def test_an_order_of_marks_that_breaks_the_accounting_costs_a_step_and_no_more() -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    told: list[str] = []
+    replay = Replay(recorder, told.append)
+    iteration(recorder, clock)
+    recorder.push((events.BACKWARD_BEGIN, clock.ns, "one argument too many"))
+    for _ in range(2):
+        iteration(recorder, clock)
+    replay.catch_up()
+    assert len(told) == 1
+    assert replay.accountant.dropped == 1
+    recorder.finish()
+    replay.catch_up()
+    # The last one ends with its optimizer: what follows belongs to no step.
+    assert [s.step_ns for s in steps(replay)[-2:]] == [37 * MS, 36 * MS]

@@ -208,14 +208,40 @@ def test_sensors_find_their_ranks_and_workers() -> None:
     assert node.gpus_reason == "no NVIDIA driver"
 
 
-def test_runs_are_newest_first_and_bounded() -> None:
-    store = Store(Clock())
+def test_runs_are_newest_first_and_what_has_ended_longest_goes_first() -> None:
+    clock = Clock()
+    store = Store(clock)
+    feed(store, 1, rank_frame(1, run="long", hello=hello(started_s=T0_S - 100)))
     for i in range(50):
+        clock.s += 1
         greeting = hello(started_s=T0_S + i)
-        feed(store, i + 1, rank_frame(1, run=f"r{i}", incarnation=f"i{i}", hello=greeting))
-    runs = store.view().runs
+        goodbye = Bye("finished")
+        frame = rank_frame(1, run=f"r{i}", incarnation=f"i{i}", hello=greeting, bye=goodbye)
+        feed(store, i + 2, frame, at_s=clock.s)
+    runs = [r.run for r in store.view().runs]
     assert len(runs) == 32
-    assert runs[0].run == "r49"
+    assert runs[0] == "r49"
+    # Heard last before all the others, but it lives.
+    assert runs[-1] == "long"
+
+
+def test_a_past_that_comes_late_does_not_replace_a_rank_that_lives() -> None:
+    store = Store(Clock())
+    feed(store, 1, rank_frame(1, [a_record(0)], incarnation="new", sent_s=T0_S + 60))
+    old = [a_record(i) for i in range(600)]
+    past = rank_frame(700, old, incarnation="old", snapshot=True, hello=hello(), sent_s=T0_S)
+    feed(store, 2, past)
+    feed(store, 3, rank_frame(2, [a_record(1)], incarnation="new", sent_s=T0_S + 61))
+    rank = only_rank(store)
+    assert (rank.incarnation, rank.steps, rank.restarts) == ("new", 2, 0)
+
+
+def test_a_rank_that_moved_to_another_run_leaves_nothing_behind() -> None:
+    store = Store(Clock())
+    feed(store, 1, rank_frame(1, run="alone", incarnation="a", hello=hello()))
+    feed(store, 2, rank_frame(2, run="alone", incarnation="a", bye=Bye("moved")))
+    feed(store, 3, rank_frame(1, run="group", incarnation="b", hello=hello(0, 2)))
+    assert [r.run for r in store.view().runs] == ["group"]
 
 
 def test_lost_node_frames_are_counted_and_a_new_node_process_is_no_loss() -> None:

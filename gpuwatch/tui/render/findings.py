@@ -174,6 +174,8 @@ def quiet_rows(scene: Scene, width: int) -> list[Line]:
             rows.append(fit([(f"   {text}", "dim")], width))
         elif not scene.diagnosed:
             rows.append(fit([("   looking at the first steps", "dim")], width))
+        elif scene.abstained:
+            rows.append(fit([("   nothing found yet; not everything can be judged", "dim")], width))
         else:
             rows.append(
                 fit([(" ✓ ", "ok"), ("nothing found that holds this run back", "text")], width)

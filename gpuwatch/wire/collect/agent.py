@@ -225,6 +225,8 @@ class Agent:
             if now_s >= next_scan_s or self._files.changed():
                 next_scan_s = now_s + _SCAN_S
                 self._scan()
+                if not (self._directory / AGENT_FILE).exists():
+                    self._announce()  # cleaners of /tmp remove old files
             if now_s >= next_pids_s:
                 next_pids_s = now_s + _PID_CHECK_S
                 self._check_processes()
@@ -258,16 +260,36 @@ class Agent:
     def _scan(self) -> None:
         new, gone = self._files.scan()
         for presence in new:
-            rank = _Rank(presence, self._context)
+            try:
+                rank = _Rank(presence, self._context)
+                self._subscription.connect(presence.telemetry)
+            except zmq.ZMQError as exc:
+                self._refused += 1
+                self._other_version = f"a discovery file names a socket that cannot be used ({exc})"
+                continue
+            self._succeed(rank)
             self._ranks[presence.control] = rank
             self._by_incarnation[presence.incarnation] = rank
-            self._subscription.connect(presence.telemetry)
             self._poller.register(rank.requests, zmq.POLLIN)
         for presence in gone:
             # The rank took its files away: it has said goodbye, or is about to.
             self._let_go(presence)
         if new or gone:
             self._watch_processes()
+
+    def _succeed(self, rank: _Rank) -> None:
+        """A rank that announces itself again (its files were removed) goes on where it was."""
+        former = self._by_incarnation.get(rank.presence.incarnation)
+        if former is None:
+            return
+        rank.last, rank.hello = former.last, former.hello
+        rank.records, rank.spans = former.records, former.spans
+        if former.requests is not None:
+            self._poller.unregister(former.requests)
+            former.close()
+            with contextlib.suppress(zmq.ZMQError):
+                self._subscription.disconnect(former.presence.telemetry)
+        self._ranks.pop(former.presence.control, None)
 
     def _let_go(self, presence: Presence) -> None:
         rank = self._ranks.get(presence.control)
@@ -279,6 +301,10 @@ class Agent:
         rank.close()
         with contextlib.suppress(zmq.ZMQError):
             self._subscription.disconnect(presence.telemetry)
+        # To the end of the order: what ended longest ago is forgotten first.
+        self._ranks[presence.control] = self._ranks.pop(presence.control)
+        if rank.bye is not None and rank.bye.reason == "moved":
+            del self._ranks[presence.control]
         ended = [r for r in self._ranks.values() if r.requests is None]
         for old in ended[: max(0, len(ended) - _KEPT_ENDED)]:
             del self._ranks[old.presence.control]
@@ -336,7 +362,7 @@ class Agent:
     def _check_processes(self) -> None:
         now_s = time.monotonic()
         changed = False
-        for rank in self._ranks.values():
+        for rank in list(self._ranks.values()):
             if rank.gone or now_s - rank.heard_s < _QUIET_S:
                 continue
             rank.alive = is_alive(rank.presence)
@@ -477,6 +503,7 @@ class Agent:
                     self._outgoing.append(past)
         if self._sensors is not None:
             self._new_sensors = True
+        self._replies.append(Reply(command.id, "done"))
 
     # --- the end -------------------------------------------------------------------------------
 

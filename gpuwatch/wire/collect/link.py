@@ -98,6 +98,7 @@ class NodeLink(threading.Thread):
         os.set_blocking(self._wake_r, False)
         self.started_agent = False
         self.agent_pid: int | None = None
+        self.asked_id = ""  # of the request for the past; its reply says that all of it is sent
 
     def send(self, command: Command) -> None:
         """Queue a command for the node process; returns at once."""
@@ -180,7 +181,7 @@ class NodeLink(threading.Thread):
                 if not heard:
                     # The subscription works from here on: now the past can be asked for.
                     heard = True
-                    self._say(requests, "snapshot")
+                    self.asked_id = self._say(requests, "snapshot")
                     self._on_state("live", "")
                 if silent:
                     silent = False
@@ -203,9 +204,11 @@ class NodeLink(threading.Thread):
             with contextlib.suppress(zmq.ZMQError):
                 requests.send(encode(self._commands.popleft()), zmq.NOBLOCK)
 
-    def _say(self, requests: zmq.Socket[bytes], verb: str) -> None:
+    def _say(self, requests: zmq.Socket[bytes], verb: str) -> str:
+        command = Command(WIRE_VERSION, uuid.uuid4().hex, verb)
         with contextlib.suppress(zmq.ZMQError):
-            requests.send(encode(Command(WIRE_VERSION, uuid.uuid4().hex, verb)), zmq.NOBLOCK)
+            requests.send(encode(command), zmq.NOBLOCK)
+        return command.id
 
 
 def _drain(source: zmq.Socket[bytes]) -> list[bytes]:
