@@ -23,17 +23,26 @@ faulthandler.dump_traceback_later(100, exit=True)
 
 STEPS = 14
 
+slept_s: dict[str, float] = {}
+
+
+def nap(phase: str, seconds: float) -> None:
+    """Sleep, and count how long it really was: on a busy machine a sleep ends late."""
+    began = time.perf_counter()
+    time.sleep(seconds)
+    slept_s[phase] = slept_s.get(phase, 0.0) + time.perf_counter() - began
+
 
 class Slow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
         ctx.backward_s = backward_s
-        time.sleep(forward_s)
+        nap("forward", forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        time.sleep(ctx.backward_s)
+        nap("backward", ctx.backward_s)
         return grads[0], None, None
 
 
@@ -46,7 +55,7 @@ class Items(Dataset[torch.Tensor]):
         return 4 * self.batches
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.data_s / 4)
+        nap("data_wait", self.data_s / 4)
         return torch.ones(16)
 
 
@@ -54,7 +63,7 @@ class SlowSGD(torch.optim.SGD):
     optimizer_s = 0.0
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        time.sleep(self.optimizer_s)
+        nap("optimizer", self.optimizer_s)
         return super().step(closure)
 
 
@@ -73,6 +82,8 @@ def scenario(name: str, first: int, ms: dict[str, float], norm: bool, accumulate
     optimizer = SlowSGD(net.parameters(), lr=0.01)
     optimizer.optimizer_s = ms["optimizer"] / 1e3
     loader = DataLoader(Items(ms["data_wait"] / 1e3, STEPS * accumulate), batch_size=4)
+    steps: list[dict[str, float]] = []
+    slept_s.clear()
     for i, batch in enumerate(loader):
         x = Slow.apply(net(batch), ms["forward"] / 1e3, ms["backward"] / 1e3)
         loss = x.mean() / accumulate
@@ -80,10 +91,14 @@ def scenario(name: str, first: int, ms: dict[str, float], norm: bool, accumulate
         if (i + 1) % accumulate == 0:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            time.sleep(ms["other"] / 1e3)
+            nap("other", ms["other"] / 1e3)
+            steps.append({phase: seconds * 1e3 for phase, seconds in slept_s.items()})
+            slept_s.clear()
     last = first + STEPS
     # One write a line: two ranks share the pipe.
-    sys.stdout.write(json.dumps({"scenario": name, "first": first, "last": last}) + "\n")
+    rank = dist.get_rank() if distributed else 0
+    row = {"scenario": name, "rank": rank, "first": first, "last": last, "slept_ms": steps}
+    sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
     return last
 

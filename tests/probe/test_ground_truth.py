@@ -3,6 +3,7 @@
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
@@ -35,12 +36,22 @@ def run(rundir: Path, tmp_path: Path, launcher: list[str], ranks: int) -> list[R
     return frames
 
 
-def scenarios(tmp_path: Path) -> dict[str, dict[str, int]]:
-    rows = [json.loads(r) for r in support.text_of(tmp_path / "out").splitlines() if r[:1] == "{"]
-    return {row["scenario"]: row for row in rows}
+def scenarios(tmp_path: Path) -> dict[str, dict[int, Any]]:
+    """What each rank printed of each scenario."""
+    found: dict[str, dict[int, Any]] = {}
+    for line in support.text_of(tmp_path / "out").splitlines():
+        if line[:1] == "{":
+            row = json.loads(line)
+            found.setdefault(row["scenario"], {})[row["rank"]] = row
+    return found
 
 
-def steps(frame: RankFrame, row: dict[str, int]) -> list[StepRecord]:
+def true_ms(row: dict[str, Any], phase: str) -> float:
+    """How long the phase really slept in a step, by the script's own clock."""
+    return statistics.median(step[phase] for step in row["slept_ms"][2:])
+
+
+def steps(frame: RankFrame, row: dict[str, Any]) -> list[StepRecord]:
     """The steps of a scenario but its first ones (first batch, DDP's first iterations)."""
     found = [r for r in frame.records if row["first"] + 2 <= r.index < row["last"]]
     assert len(found) >= 10
@@ -51,13 +62,10 @@ def median_ms(records: list[StepRecord], phase: str) -> float:
     return statistics.median((getattr(r.host, phase) or 0) / 1e6 for r in records)
 
 
-def allowed(true_ms: float) -> float:
-    # A sleep ends late, and later on a machine that is busy: the slack is for the sleep, not for
-    # the marks. A wrong place for a mark is off by the whole of a phase.
-    return max(3.0, 0.15 * true_ms)
-
-
-BASE_MS = {"data_wait": 12.0, "forward": 15.0, "backward": 20.0, "optimizer": 8.0, "other": 6.0}
+def allowed(ms: float, batches: int) -> float:
+    # Beside its sleep a phase holds real work, a millisecond a batch on a slow machine: two small
+    # layers, DDP, the optimizer. A mark in a wrong place is off by the whole of a phase.
+    return max(1.0, 0.05 * ms) + 1.2 * batches
 
 
 def test_one_process(rundir: Path, tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_one_process(rundir: Path, tmp_path: Path) -> None:
     assert frame.hello is not None
     assert (frame.hello.world_size, frame.hello.run_name) == (1, "ground-truth")
     assert frame.state.phases_na["comm"] == "one process"
-    for name, row in rows.items():
+    for name, (row,) in ((n, tuple(r.values())) for n, r in rows.items()):
         times = 2 if "accumulate" in name else 1
         records = steps(frame, row)
         for record in records:
@@ -75,10 +83,8 @@ def test_one_process(rundir: Path, tmp_path: Path) -> None:
             assert sum(v for v in known if v is not None) == record.step_ns
             assert (record.batches, record.samples) == (times, 4 * times)
         for phase in OWN:
-            true_ms = BASE_MS[phase] * (
-                times if phase in {"data_wait", "forward", "backward"} else 1
-            )
-            assert median_ms(records, phase) == pytest.approx(true_ms, abs=allowed(true_ms)), (
+            truth = true_ms(row, phase)
+            assert median_ms(records, phase) == pytest.approx(truth, abs=allowed(truth, times)), (
                 name,
                 phase,
             )
@@ -96,10 +102,12 @@ def test_two_ranks(rundir: Path, tmp_path: Path) -> None:
     assert hello.run_source == "TORCHELASTIC_RUN_ID"
     assert hello.ddp is not None
     assert hello.ddp.backend == "gloo"
-    for name, row in rows.items():
+    for name, of_rank in rows.items():
+        times = 2 if "accumulate" in name else 1
         late = name.split()[1] if name.startswith("late") else ""
         own_ms = []
         for rank, frame in enumerate(frames):
+            row = of_rank[rank]
             records = steps(frame, row)
             for record in records:
                 known = [getattr(record.host, p) for p in (*OWN, "h2d", "comm")]
@@ -107,13 +115,11 @@ def test_two_ranks(rundir: Path, tmp_path: Path) -> None:
             own_ms.append(
                 statistics.median((r.step_ns - (r.host.comm or 0)) / 1e6 for r in records)
             )
-            times = 2 if "accumulate" in name else 1
             for phase in OWN:
-                true_ms = BASE_MS[phase] * (
-                    times if phase in {"data_wait", "forward", "backward"} else 1
-                )
-                true_ms += 30.0 if late == phase and rank == 1 else 0.0
-                assert median_ms(records, phase) == pytest.approx(true_ms, abs=allowed(true_ms)), (
+                truth = true_ms(row, phase)
+                assert median_ms(records, phase) == pytest.approx(
+                    truth, abs=allowed(truth, times)
+                ), (
                     name,
                     rank,
                     phase,
@@ -122,6 +128,6 @@ def test_two_ranks(rundir: Path, tmp_path: Path) -> None:
             # The whole step is the same on both ranks; own time tells which one is late, and the
             # other one's exposed communication is the wait for it.
             assert own_ms[1] - own_ms[0] == pytest.approx(30, abs=8), name
-            waiting = median_ms(steps(frames[0], row), "comm")
+            waiting = median_ms(steps(frames[0], of_rank[0]), "comm")
             assert waiting == pytest.approx(30, abs=10), name
-            assert median_ms(steps(frames[1], row), "comm") < 12, name
+            assert median_ms(steps(frames[1], of_rank[1]), "comm") < 12, name
