@@ -10,7 +10,8 @@ LEAST_HEIGHT = 12
 
 TRY = (
     ("gpuwatch demo", "see it work, nothing to set up"),
-    ("import gpuwatch; gpuwatch.watch()", "in your script, before the loop"),
+    ("gpuwatch run -- python train.py", "your script as it is, started anew"),
+    ("import gpuwatch; gpuwatch.watch()", "or this in it, before the loop"),
 )
 """The commands that get a person from nothing to a picture, exactly as they are typed."""
 
