@@ -1,6 +1,8 @@
 """A rank without torch: publishes steps through the real sockets and answers for its past.
 
-usage: fake_rank.py RANK WORLD_SIZE [garbage | newer]
+usage: fake_rank.py RANK WORLD_SIZE [garbage | newer | again]
+
+`again` announces itself anew when its discovery file has been removed, as a real rank does.
 """
 
 import os
@@ -29,9 +31,13 @@ def main(rank: int, world_size: int, manner: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     incarnation = uuid.uuid4().hex[:12]
     run = os.environ.get("GPUWATCH_RUN_ID", "fake")
-    sockets = RankSockets(
-        run_directory(), version=WIRE_VERSION, run=run, rank=rank, incarnation=incarnation
-    )
+
+    def announced() -> RankSockets:
+        return RankSockets(
+            run_directory(), version=WIRE_VERSION, run=run, rank=rank, incarnation=incarnation
+        )
+
+    sockets = announced()
     common = {"rank": rank, "run": run, "incarnation": incarnation}
     greeting = hello(rank, world_size, pid=os.getpid(), started_s=time.time())
     records = []
@@ -39,6 +45,9 @@ def main(rank: int, world_size: int, manner: str) -> None:
     print("up", os.getpid(), flush=True)
     while not stopped:
         seq += 1
+        if manner == "again" and not sockets.announced:
+            sockets.close()
+            sockets = announced()
         new = [record(seq - 1, {"forward": 60.0, "other": 40.0}, started_s=T0_S + seq / 10)]
         records += new
         frame = rank_frame(seq, new, hello=greeting if seq == 1 else None, **common)

@@ -243,6 +243,53 @@ def test_left_over_and_broken_discovery_files(rundir: Path, session: LiveSession
         assert "2 unreadable discovery files" in notices
 
 
+def test_a_rank_whose_discovery_file_was_removed_is_heard_again(
+    rundir: Path, session: LiveSession
+) -> None:
+    with fake_rank(rundir, manner="again"):
+        support.wait_until(lambda: steps(session) > 3, 15, "steps")
+        (file,) = rundir.glob("rank-*.json")
+        file.unlink()
+        support.wait_until(lambda: bool(list(rundir.glob("rank-*.json"))), 5, "announced again")
+        before = steps(session)
+        # Long enough for what is left of the old announcement to be called silent.
+        support.wait_until(lambda: steps(session) > before + 45, 15, "steps go on")
+        rank = the_rank(session)
+        assert rank is not None
+        assert (rank.state, rank.restarts) == ("training", 0)
+        assert rank.window[0].index == 0 or len(rank.window) == 64
+
+
+def test_a_node_process_whose_file_was_removed_announces_itself_again(
+    rundir: Path, session: LiveSession
+) -> None:
+    support.wait_until(lambda: session.view().link == "live", 15, "a node process")
+    pid = agent_pid(rundir)
+    (rundir / "agent.json").unlink()
+    support.wait_until(lambda: agent_presence(rundir) is not None, 5, "announced again")
+    assert agent_pid(rundir) == pid
+
+
+def test_who_asks_once_sees_a_run_that_has_ended_every_time(
+    rundir: Path, session: LiveSession
+) -> None:
+    with fake_rank(rundir) as rank:
+        support.wait_until(lambda: steps(session) > 3, 15, "steps")
+        rank.terminate()
+        assert rank.wait(5) == 0
+    support.wait_until(
+        lambda: (r := the_rank(session)) is not None and r.state == "ended", 5, "an end"
+    )
+    for _ in range(8):
+        once = LiveSession(rundir)
+        try:
+            found = once.settled_view().run("fake")
+        finally:
+            once.close()
+        assert found is not None
+        assert found.state == "ended"
+
+
 def test_commands_reach_the_rank_they_name_and_only_that(
     rundir: Path, session: LiveSession
 ) -> None:
