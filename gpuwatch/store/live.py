@@ -436,7 +436,9 @@ class Store:
         elif frame.incarnation != rank.incarnation:
             if frame.incarnation in rank.former or frame.sent_s < rank.sent_s:
                 # A late frame, or the remembered past, of a process that has been replaced.
-                rank.former.add(frame.incarnation)
+                if frame.incarnation not in rank.former:
+                    rank.former.add(frame.incarnation)
+                    rank.restarts += 1
                 return None
             rank.restart(frame.incarnation)
             self._event(f"rank {frame.rank} restarted", "warning", run)

@@ -233,7 +233,8 @@ def test_a_past_that_comes_late_does_not_replace_a_rank_that_lives() -> None:
     feed(store, 2, past)
     feed(store, 3, rank_frame(2, [a_record(1)], incarnation="new", sent_s=T0_S + 61))
     rank = only_rank(store)
-    assert (rank.incarnation, rank.steps, rank.restarts) == ("new", 2, 0)
+    # It tells that there was one before, and no more.
+    assert (rank.incarnation, rank.steps, rank.restarts) == ("new", 2, 1)
 
 
 def test_a_rank_that_moved_to_another_run_leaves_nothing_behind() -> None:
