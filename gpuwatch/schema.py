@@ -121,7 +121,7 @@ class Ddp(_Wire, frozen=True):
 
 
 class Precision(_Wire, frozen=True):
-    """Precision flags in force; autocast is the dtype last seen in a forward, empty if none."""
+    """Precision flags in force; autocast is the dtype of the last forward that was looked at."""
 
     float32_matmul: Name = ""
     cudnn_tf32: bool | None = None

@@ -99,7 +99,6 @@ class _Rank:
         self.bye: Bye | None = None
         self.heard_s = 0.0
         self.age: RankAge | None = None
-        self.age_heard_s = 0.0
         self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
 
     @property
