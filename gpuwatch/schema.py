@@ -91,7 +91,11 @@ class Versions(_Wire, frozen=True):
 
 
 class Loader(_Wire, frozen=True):
-    """The arguments of one DataLoader as the training process built it."""
+    """The arguments of one DataLoader as the training process built it, and its batches.
+
+    `batch_bytes` are the tensors of the batch that was looked at last, `first_batch_ns` the wait
+    for the first batch of the newest iterator, `start_method` how its workers were started.
+    """
 
     key: Name
     num_workers: Annotated[int, Meta(ge=0, le=65536)] = 0
@@ -103,10 +107,18 @@ class Loader(_Wire, frozen=True):
     dataset: Name = ""
     length: Count | None = None
     worker_pids: Annotated[tuple[Pid, ...], Meta(max_length=4096)] = ()
+    batch_bytes: Bytes | None = None
+    first_batch_ns: DurationNs | None = None
+    collate: Name = ""
+    start_method: Name = ""
 
 
 class Ddp(_Wire, frozen=True):
-    """DistributedDataParallel as configured. `gradient_bytes` are what one all-reduce moves."""
+    """DistributedDataParallel as configured. `gradient_bytes` are what one all-reduce moves.
+
+    `bucket_bytes` are the buckets in use, by DDP's own logger; `comm_span_ns` is the time from its
+    first all-reduce to its last in one sampled iteration, hidden behind the backward or not.
+    """
 
     bucket_cap_mb: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     find_unused_parameters: bool = False
@@ -118,6 +130,8 @@ class Ddp(_Wire, frozen=True):
     gradient_bytes: Bytes | None = None
     buffers: Count | None = None
     backend: Name = ""
+    bucket_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=4096)] = ()
+    comm_span_ns: DurationNs | None = None
 
 
 class Precision(_Wire, frozen=True):
@@ -130,7 +144,11 @@ class Precision(_Wire, frozen=True):
 
 
 class Hello(_Wire, frozen=True):
-    """Who a rank is and how it is configured. Sent in the first frame and in every snapshot."""
+    """Who a rank is and how it is configured. Sent in the first frame and in every snapshot.
+
+    `parallel` names the ways of parallel training that were seen (ddp, fsdp2, tensor, pipeline,
+    local_sgd), `frameworks` the libraries whose loop it is (transformers, lightning, accelerate).
+    """
 
     host: Name
     pid: Pid
@@ -153,6 +171,8 @@ class Hello(_Wire, frozen=True):
     dataset_path: Text = ""
     allow_control: bool = False
     boot_id: Name = ""
+    parallel: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
+    frameworks: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
 
 
 class PhasesNs(_Wire, frozen=True):
@@ -194,6 +214,11 @@ class StepRecord(_Wire, frozen=True):
     tags: Annotated[tuple[Name, ...], Meta(max_length=8)] = ()
     loader: Name = ""
     device_stall_ns: DurationNs | None = None
+    grad_norm: UserFloat | None = None
+    learning_rate: UserFloat | None = None
+    loss_scale: UserFloat | None = None
+    padding_share: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    gc_ns: DurationNs | None = None
 
 
 class Ledger(_Wire, frozen=True):
@@ -229,6 +254,11 @@ class RankState(_Wire, frozen=True):
 
     `phase` may be `user` between marks whose phase is settled later. `phase_age_ns` counts from
     the last mark, so that a hang shows where and since when on any observer's clock.
+    `recompiles` counts what torch.compile has compiled again, None where it is not in use;
+    `flops_per_step` are the model's FLOPs in one step of this rank, `flops_source` where they come
+    from; `device_dropped` counts steps whose device times were not taken. `memory_peak_bytes` is
+    the most allocated at once since the user last reset it, `memory_retries` how often the
+    allocator had to free its cache to go on.
     """
 
     status: Name = "starting"
@@ -240,6 +270,18 @@ class RankState(_Wire, frozen=True):
     epoch: UserFloat | None = None
     total_steps: Count | None = None
     notices: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
+    learning_rate: UserFloat | None = None
+    grad_norm: UserFloat | None = None
+    loss_scale: UserFloat | None = None
+    recompiles: Count | None = None
+    gc_pauses: Count = 0
+    gc_pause_ns: TotalNs = 0
+    flops_per_step: Annotated[float, Meta(ge=0.0, le=1e30)] | None = None
+    flops_source: Name = ""
+    device_dropped: Count = 0
+    memory_peak_bytes: Bytes | None = None
+    memory_reserved_bytes: Bytes | None = None
+    memory_retries: Count | None = None
 
 
 class Bye(_Wire, frozen=True):

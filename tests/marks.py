@@ -52,9 +52,10 @@ class Loop:
     def backward(self, ms: float, exposed_ms: float = 0.0, *, failed: bool = False) -> None:
         self.acc.backward_begin()
         self.clock.pass_ms(ms)
-        ended = self.clock()
+        if exposed_ms:
+            self.acc.compute_end()
         self.clock.pass_ms(exposed_ms)
-        self.acc.backward_end(ended if exposed_ms else None, failed)
+        self.acc.backward_end(failed)
 
     def optimizer(self, ms: float, key: int = 1, *, skipped: bool = False) -> None:
         self.acc.optimizer_begin(key)

@@ -307,6 +307,8 @@ def _annotate(
         else:
             loss = float(loss)
         telemetry.loss = loss
+        if loss is not None and probe.marks.here():
+            probe.recorder.note("loss", loss)
     if epoch is not None:
         telemetry.epoch = float(epoch)
     if total_steps is not None:

@@ -38,7 +38,7 @@ thread, on a clock that shows the time each mark was made.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "BACKWARD",
@@ -78,7 +78,9 @@ _MOST_AHEAD = 4096
 
 
 class RawStep(NamedTuple):
-    """One closed step as the training thread hands it over; times in ns on its clock."""
+    """One closed step; times in ns on the clock of the accountant. `notes` is what else was left
+    with it, by name.
+    """
 
     step_index: int
     start_ns: int
@@ -88,11 +90,11 @@ class RawStep(NamedTuple):
     batches: int
     samples: int | None
     tokens: int | None
-    loss: float | None
     queue_depth: int | None
     queue_capacity: int | None
     tags: tuple[str, ...]
     loader: str
+    notes: dict[str, Any] | None
 
 
 class RawSpan(NamedTuple):
@@ -272,6 +274,7 @@ class Accountant:
         self._stack: list[int] = []
         self._fetching: _Loader | None = None
         self._in_backward = False
+        self._compute_end_ns: int | None = None
         self._nested_fetches = self._nested_backwards = self._nested_comm = 0
         self._optimizers = 0
         self._open_key = 0
@@ -298,7 +301,7 @@ class Accountant:
         self._passes = 0  # backwards since the last attempt
         self._samples: int | None = None
         self._tokens: int | None = None
-        self._loss: float | None = None
+        self._notes: dict[str, Any] | None = None
         self._depth: int | None = None
         self._capacity: int | None = None
         self._loader = ""
@@ -515,6 +518,7 @@ class Accountant:
         if self._spans or self._fetching is not None:
             return  # a dataset may train a model of its own to make an item: that is loading
         stack = self._stack
+        self._compute_end_ns = None
         if self._in_backward:
             self._nested_backwards += 1
             return
@@ -543,10 +547,12 @@ class Accountant:
         self._bucket = acc
         self._slot = BACKWARD
 
-    def backward_end(self, compute_end_ns: int | None = None, failed: bool = False) -> None:
-        """The backward has returned. Its own computing ended at `compute_end_ns`, if known: from
-        there on it was blocked by communication. It has `failed` if it raised.
-        """
+    def compute_end(self) -> None:
+        """The backward that runs has nothing left to compute: the rest is communication."""
+        self._compute_end_ns = self.clock()
+
+    def backward_end(self, failed: bool = False) -> None:
+        """The backward has returned. It has `failed` if it raised."""
         if self._spans:
             return
         stack = self._stack
@@ -557,9 +563,12 @@ class Accountant:
         bucket = self._bucket
         bucket[BACKWARD] += now - last_ns
         self.last_ns = now
+        compute_end_ns = self._compute_end_ns
         if compute_end_ns is not None:
+            self._compute_end_ns = None
             exposed_ns = now - (last_ns if last_ns > compute_end_ns else compute_end_ns)
-            if exposed_ns > 0:
+            # One that raised may have left the end of a backward inside it.
+            if exposed_ns > 0 and not failed:
                 bucket[BACKWARD] -= exposed_ns
                 bucket[COMM] += exposed_ns
         if self._nested_backwards:
@@ -822,11 +831,11 @@ class Accountant:
                 batches or self._backwards,
                 samples if self._samples is None else self._samples,
                 self._tokens,
-                self._loss,
                 self._depth,
                 self._capacity,
                 self._tags() if index < _DDP_FIRST_STEPS or self._first or self._skipped else (),
                 self._loader or (self._trained[-1].key if batches else ""),
+                self._notes,
             )
         )
         self.index = index + 1
@@ -948,16 +957,18 @@ class Accountant:
             follows = self.index + (self._attempted and not self.manual)
             self.out.append(RawSpan(name, start_ns, now - start_ns, follows))
 
-    def annotate(
-        self, samples: int | None = None, tokens: int | None = None, loss: float | None = None
-    ) -> None:
+    def annotate(self, samples: int | None = None, tokens: int | None = None) -> None:
         """What the user knows of the step that runs; it goes before what was seen."""
         if samples is not None:
             self._samples = samples
         if tokens is not None:
             self._tokens = tokens
-        if loss is not None:
-            self._loss = loss
+
+    def note(self, name: str, value: Any, add: bool = False) -> None:
+        """Leave a value with the step that runs; with `add` it is summed up over the step."""
+        if self._notes is None:
+            self._notes = {}
+        self._notes[name] = self._notes.get(name, 0) + value if add else value
 
     # --- what happens now ----------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ def build_hello(
         dataset_path=wire_text(dataset_path, TEXT),
         allow_control=control,
         boot_id=boot_id(),
+        parallel=tuple(marks.parallel),
     )
 
 

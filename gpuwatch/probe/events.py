@@ -17,10 +17,12 @@ __all__ = [
     "BACKWARD_END",
     "COMM_BEGIN",
     "COMM_END",
+    "COMPUTE_END",
     "EVENT_LIMIT",
     "FETCH_BEGIN",
     "FETCH_END",
     "FETCH_STOP",
+    "NOTE",
     "OPTIMIZER_BEGIN",
     "OPTIMIZER_END",
     "SPAN_BEGIN",
@@ -46,7 +48,9 @@ __all__ = [
     SPAN_END,
     ANNOTATE,
     FINISH,
-) = range(16)
+    COMPUTE_END,
+    NOTE,
+) = range(18)
 
 _METHODS = (
     "fetch_begin",
@@ -65,6 +69,8 @@ _METHODS = (
     "span_end",
     "annotate",
     "finish",
+    "compute_end",
+    "note",
 )
 
 EVENT_LIMIT = 65_536
@@ -78,6 +84,8 @@ Event = tuple[Any, ...]
 class Recorder:
     """The training thread's side. A mark is `(code, ns, *arguments of the accountant's method)`.
 
+    `push` takes a mark. It may be exchanged while marks are made, so it is looked up each time.
+
     Args:
         clock: monotonic nanoseconds.
         distributed: whether other ranks exist; may change later.
@@ -90,7 +98,7 @@ class Recorder:
         self.distributed = distributed
         self.started_ns = clock()
         self.events: deque[Event] = deque(maxlen=EVENT_LIMIT)
-        self.push = self.events.append
+        self.push: Callable[[Event], None] = self.events.append
         self.attempts = 0
 
     def optimizer_end(self, key: int, skipped: bool = False) -> None:
@@ -121,6 +129,13 @@ class Recorder:
     def annotate(self, samples: int | None = None, tokens: int | None = None) -> None:
         """What the user knows of the step that runs."""
         self.push((ANNOTATE, self.clock(), samples, tokens))
+
+    def note(self, name: str, value: Any, add: bool = False) -> None:
+        """Leave a value with the step that runs: a number, or a tensor that is read later.
+
+        With `add` it is a number that is summed up over the step.
+        """
+        self.push((NOTE, self.clock(), name, value, add))
 
     def finish(self) -> None:
         """The process ends, or is no longer watched."""

@@ -22,12 +22,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from gpuwatch.probe.describe import describe_ddp, describe_loader, queue_depth
+from gpuwatch.probe.comm import Comm
+from gpuwatch.probe.describe import describe_loader, queue_depth
 from gpuwatch.probe.events import (
     BACKWARD_BEGIN,
     BACKWARD_END,
-    COMM_BEGIN,
-    COMM_END,
+    COMPUTE_END,
     FETCH_BEGIN,
     FETCH_END,
     FETCH_STOP,
@@ -36,7 +36,7 @@ from gpuwatch.probe.events import (
     SPAN_END,
     Recorder,
 )
-from gpuwatch.probe.swap import RAISED, SwapError, leave_uncompiled, swap
+from gpuwatch.probe.swap import RAISED, Calls, SwapError, leave_uncompiled, swap
 from gpuwatch.probe.workers import Workers
 from gpuwatch.schema import Ddp, Loader
 
@@ -72,10 +72,6 @@ def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
     return None
 
 
-_Calls = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
-"""What `swap` takes: called with the first argument, and with its result and the return value."""
-
-
 def _around(
     original: Callable[..., Any], begin: Callable[[Any], Any], end: Callable[[Any, Any], Any]
 ) -> Callable[..., Any]:
@@ -96,13 +92,12 @@ def _around(
 class Marks:
     """Installs the marks on torch and leaves events with a `Recorder`.
 
-    `loaders` and `ddp` describe what was seen, for the hello;
-    `config_version` rises when there is something new.
+    `loaders`, `ddp` and `parallel` describe what was seen, for the hello; `config_version` rises
+    when there is something new. `na` says of a phase why it cannot be known.
     """
 
     def __init__(self, recorder: Recorder, warn: Callable[[str], None]) -> None:
         self._recorder = recorder
-        self._push = recorder.push
         self._warn = warn
         self.thread = get_ident()  # 0 while the marks are off: no thread has that id
         self._adopted = False
@@ -113,7 +108,7 @@ class Marks:
         self._keys: dict[object, tuple[weakref.ref[Any] | None, str]] = {}
         self._named = 0
         self._savers = dict(_SAVERS)
-        self._compute_end_ns: int | None = None
+        self._end_queued = False
         self.engine_mark = True
         self.device = ""
         self.autocast = ""
@@ -122,7 +117,9 @@ class Marks:
         self.loaders: dict[str, Loader] = {}
         self.ddp: Ddp | None = None
         self.workers = Workers()
-        self._ddp_module: weakref.ref[Any] | None = None
+        self.comm = Comm(self, recorder)
+        self.na: dict[str, str] = {}
+        self.parallel: dict[str, None] = {}
 
     # --- install and remove --------------------------------------------------------------------
 
@@ -130,17 +127,13 @@ class Marks:
         """Put the marks on. Raises whatever an unknown torch raises; `remove` undoes the rest."""
         self._off = False
         self.thread = get_ident()
-        self._mark(dataloader._BaseDataLoaderIter, "__next__", self._fetch())
-        self._wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", self.workers.starting)
-        self._mark(torch.autograd, "backward", self._backward())
-        self._wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        self.mark(dataloader._BaseDataLoaderIter, "__next__", self._fetch())
+        self.wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", self.workers.starting)
+        self.mark(torch.autograd, "backward", self._backward())
+        self.wrap(torch.amp.GradScaler, "step", self._scaler_step)
         if dist.is_available():
-            from torch.nn.parallel import DistributedDataParallel
-
-            self._mark(DistributedDataParallel, "_pre_forward", self._ddp_forward())
-            self._mark(DistributedDataParallel, "_sync_buffers", self._wait())
-            self._mark(torch._C._distributed_c10d.Work, "wait", self._wait())
-        self._mark(torch, "save", self._save())
+            self.comm.install()
+        self.mark(torch, "save", self._save())
         self._mark_savers()
         leave_uncompiled(self._optimizer_before, self._optimizer_after)
         before = register_optimizer_step_pre_hook(self._optimizer_before)
@@ -153,16 +146,17 @@ class Marks:
         while self._undo:
             self._undo.pop()()
 
-    def _mark(self, owner: Any, name: str, calls: _Calls) -> None:
+    def mark(self, owner: Any, name: str, calls: Calls) -> None:
         """Have the calls made around a function: within its code, or else around it."""
         begin, end = calls
         leave_uncompiled(begin, end)
         try:
             self._undo.append(swap(getattr(owner, name, None), begin, end))
         except SwapError:  # a function in C, or no source: a frame more in tracebacks
-            self._wrap(owner, name, lambda original: _around(original, begin, end))
+            self.wrap(owner, name, lambda original: _around(original, begin, end))
 
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put what `make` returns of the function in its place; a frame more in tracebacks."""
         original = getattr(owner, name, None)
         if original is None:
             self._warn(f"torch {torch.__version__} has no {name} to mark; its phase is n/a")
@@ -182,7 +176,7 @@ class Marks:
         self._off = True
         self.thread = 0
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
         """A mark has raised: say so once and never run again."""
         if self._off:
             return
@@ -226,8 +220,8 @@ class Marks:
 
     # --- the loader ----------------------------------------------------------------------------
 
-    def _fetch(self) -> _Calls:
-        begin, push = self._fetch_begin, self._push
+    def _fetch(self) -> Calls:
+        begin, recorder = self._fetch_begin, self._recorder
 
         def fetch_begins(iterator: Any) -> bool:
             if get_ident() != self.thread and not self._sign():
@@ -235,19 +229,19 @@ class Marks:
             try:
                 begin(iterator)
             except Exception:
-                self._fail()
+                self.fail()
             return True
 
         def fetch_ends(begun: bool, batch: Any) -> Any:
             if begun:
                 ended_ns = perf_counter_ns()
                 if batch is RAISED:
-                    push((FETCH_STOP, ended_ns, sys.exc_info()[0] is not StopIteration))
+                    recorder.push((FETCH_STOP, ended_ns, sys.exc_info()[0] is not StopIteration))
                     return None
                 try:
-                    push((FETCH_END, ended_ns, batch_samples(batch)))
+                    recorder.push((FETCH_END, ended_ns, batch_samples(batch)))
                 except Exception:
-                    self._fail()
+                    self.fail()
             return batch
 
         return fetch_begins, fetch_ends
@@ -259,10 +253,10 @@ class Marks:
             key = self._see_loader(iterator)
         now_ns = perf_counter_ns()
         if now_ns - self._dear_ns < _DEAR_NS:
-            self._push((FETCH_BEGIN, now_ns, key, first))
+            self._recorder.push((FETCH_BEGIN, now_ns, key, first))
         else:
             self._dear_ns = now_ns
-            self._push((FETCH_BEGIN, now_ns, key, first, *queue_depth(iterator)))
+            self._recorder.push((FETCH_BEGIN, now_ns, key, first, *queue_depth(iterator)))
 
     def _see_loader(self, iterator: Any) -> str:
         """A new iterator: which loader is it of, and how is that configured?"""
@@ -293,41 +287,36 @@ class Marks:
     # --- backward ------------------------------------------------------------------------------
 
     def _compute_ended(self) -> None:
-        self._compute_end_ns = perf_counter_ns()
+        self._recorder.push((COMPUTE_END, perf_counter_ns()))
 
     def _root_hook(self, grad: Any) -> None:
         # Queued before DDP queues its finalizer, so it runs before DDP waits for its buckets: the
         # time from here to the return of backward is communication that nothing hides.
-        if self._compute_end_ns is None:
-            self._compute_end_ns = -1
+        if not self._end_queued:
+            self._end_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._compute_ended)
 
-    def _backward(self) -> _Calls:
-        begin, push = self._backward_begin, self._push
+    def _backward(self) -> Calls:
+        begin, recorder = self._backward_begin, self._recorder
 
         def backward_begins(tensors: Any) -> Any:
             if is_compiling():
                 return None
             if get_ident() != self.thread and not self._sign() and not self._adopt():
                 return None
-            push((BACKWARD_BEGIN, perf_counter_ns()))
+            recorder.push((BACKWARD_BEGIN, perf_counter_ns()))
             if self._look:
                 try:
                     return begin(tensors) or True
                 except Exception:
-                    self._fail()
+                    self.fail()
             return True
 
         def backward_ends(handle: Any, value: Any) -> Any:
-            if handle is True:
-                push((BACKWARD_END, perf_counter_ns(), None, value is RAISED))
-            elif handle is not None:
-                now_ns = perf_counter_ns()
-                handle.remove()
-                # One that raised may have left the end of a backward inside it.
-                ended_ns = None if value is RAISED else self._compute_end_ns
-                known = ended_ns is not None and ended_ns > 0
-                push((BACKWARD_END, now_ns, ended_ns if known else None, value is RAISED))
+            if handle is not None:
+                recorder.push((BACKWARD_END, perf_counter_ns(), value is RAISED))
+                if handle is not True:
+                    handle.remove()
             return value
 
         return backward_begins, backward_ends
@@ -352,62 +341,26 @@ class Marks:
         if compiled is not None and compiled.compiled_autograd_enabled:
             # Its engine refuses callbacks, and refusing kills the training.
             self.engine_mark = False
+            self.na["comm"] = "compiled autograd refuses engine callbacks"
             self._warn("compiled autograd refuses engine callbacks: exposed communication is n/a")
             return None
-        self._compute_end_ns = None
+        self._end_queued = False
         return root.register_hook(self._root_hook)  # type: ignore[no-untyped-call]
-
-    # --- communication -------------------------------------------------------------------------
-
-    def _wait(self) -> _Calls:
-        push = self._push
-
-        def wait_begins(owner: Any) -> bool:
-            if is_compiling() or get_ident() != self.thread:
-                return False
-            push((COMM_BEGIN, perf_counter_ns()))
-            return True
-
-        def wait_ends(begun: bool, value: Any) -> Any:
-            if begun:
-                push((COMM_END, perf_counter_ns()))
-            return value
-
-        return wait_begins, wait_ends
-
-    def _ddp_forward(self) -> _Calls:
-        def forward_begins(ddp: Any) -> None:
-            if not is_compiling() and get_ident() == self.thread:
-                try:
-                    self._see_ddp(ddp)
-                except Exception:
-                    self._fail()
-
-        def forward_ends(_: None, value: Any) -> Any:
-            return value
-
-        return forward_begins, forward_ends
-
-    def _see_ddp(self, ddp: Any) -> None:
-        if self._ddp_module is None or self._ddp_module() is not ddp:
-            self._ddp_module = weakref.ref(ddp)
-            self.ddp = describe_ddp(ddp)
-            self.config_version += 1
 
     # --- checkpoints ---------------------------------------------------------------------------
 
-    def _save(self) -> _Calls:
-        push = self._push
+    def _save(self) -> Calls:
+        recorder = self._recorder
 
         def save_begins(what: Any) -> bool:
             if is_compiling() or get_ident() != self.thread:
                 return False
-            push((SPAN_BEGIN, perf_counter_ns(), "checkpoint"))
+            recorder.push((SPAN_BEGIN, perf_counter_ns(), "checkpoint"))
             return True
 
         def save_ends(begun: bool, value: Any) -> Any:
             if begun:
-                push((SPAN_END, perf_counter_ns()))
+                recorder.push((SPAN_END, perf_counter_ns()))
             return value
 
         return save_begins, save_ends
@@ -417,7 +370,7 @@ class Marks:
         for name in [name for name in self._savers if name in sys.modules]:
             for function in self._savers.pop(name):
                 if hasattr(sys.modules[name], function):
-                    self._mark(sys.modules[name], function, self._save())
+                    self.mark(sys.modules[name], function, self._save())
 
     # --- optimizer -----------------------------------------------------------------------------
 
@@ -427,7 +380,7 @@ class Marks:
         if get_ident() != self.thread and not self._sign() and not self._adopt():
             return
         self._adopted = True
-        self._push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
+        self._recorder.push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
 
     def _optimizer_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling() and get_ident() == self.thread:
@@ -444,7 +397,7 @@ class Marks:
                 self.grad_scaler = True
                 self.config_version += 1
             self._stepped = False
-            self._push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
+            self._recorder.push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:

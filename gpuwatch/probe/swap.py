@@ -15,10 +15,14 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["RAISED", "SwapError", "leave_uncompiled", "swap"]
+__all__ = ["RAISED", "Calls", "SwapError", "leave_uncompiled", "swap"]
 
 
 _Node = TypeVar("_Node", bound=ast.AST)
+
+
+Calls = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
+"""What `swap` puts around a function: `begin` and `end`."""
 
 
 class _Raised:

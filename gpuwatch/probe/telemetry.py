@@ -20,7 +20,7 @@ import zmq
 
 from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import decode_command, encode
-from gpuwatch.probe.accounting import COMM, RawSpan, RawStep, Totals
+from gpuwatch.probe.accounting import RawSpan, RawStep, Totals
 from gpuwatch.probe.config import build_hello
 from gpuwatch.probe.events import Recorder, Replay
 from gpuwatch.probe.identity import Identity, has_group, identify
@@ -308,33 +308,43 @@ class Telemetry:
                 self._unsent.append(record)
 
     def _record(self, raw: RawStep, memory_bytes: int | None) -> StepRecord:
-        data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
+        notes = raw.notes or {}
         return StepRecord(
             index=raw.step_index,
             started_s=self._wall_s(raw.start_ns),
             step_ns=raw.step_ns,
-            host=PhasesNs(
-                data_wait=data_wait if raw.fetched or data_wait else None,
-                h2d=h2d if self._accountant.h2d_marked else None,
-                forward=forward,
-                backward=backward,
-                comm=comm if self._comm_known() or raw.phases_ns[COMM] else None,
-                optimizer=optimizer,
-                other=other,
-            ),
+            host=self._phases(raw),
             batches=max(raw.batches, 1),
             samples=raw.samples,
             tokens=raw.tokens,
-            loss=raw.loss,
+            loss=_number(notes.get("loss")),
             memory_bytes=memory_bytes,
             queue_depth=raw.queue_depth,
             queue_capacity=raw.queue_capacity,
             tags=raw.tags,
             loader=raw.loader,
+            grad_norm=_number(notes.get("grad_norm")),
+            learning_rate=_number(notes.get("learning_rate")),
+            loss_scale=_number(notes.get("loss_scale")),
+            padding_share=_number(notes.get("padding_share")),
+            gc_ns=notes.get("gc_ns"),
         )
 
-    def _comm_known(self) -> bool:
-        return self._identity.world_size > 1 and self._marks.engine_mark
+    def _phases(self, raw: RawStep) -> PhasesNs:
+        """Return the phases of a step: what cannot be told apart is in `other`, and null."""
+        data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
+        known: dict[str, int | None] = {
+            "data_wait": data_wait if raw.fetched or data_wait else None,
+            "h2d": h2d if self._accountant.h2d_marked else None,
+            "forward": forward,
+            "backward": backward,
+            "comm": comm if self._identity.world_size > 1 or comm else None,
+            "optimizer": optimizer,
+        }
+        for phase in tuple(self._marks.na):
+            other += known.get(phase) or 0
+            known[phase] = None
+        return PhasesNs(**known, other=other)
 
     def _wall_s(self, ns: int) -> float:
         return (ns + self._wall_offset_ns) / 1e9
@@ -344,34 +354,23 @@ class Telemetry:
         na: dict[str, str] = {}
         if self._identity.world_size == 1:
             na["comm"] = "one process"
-        elif not self._marks.engine_mark:
-            na["comm"] = "compiled autograd refuses engine callbacks"
         if not self._accountant.h2d_marked:
             na["h2d"] = "copies are not marked: gpuwatch.phase('h2d')"
         last = self._records[-1] if self._records else None
         if last is not None and last.host.data_wait is None:
             na["data_wait"] = "no DataLoader fetch was seen"
+        na.update(self._marks.na.copy())
         return RankState(
             status="ended" if bye is not None else status,
             phase=wire_text(phase),
             phase_age_ns=age_ns,
             step=self._accountant.index,
             phases_na=na,
-            loss=self._loss_value(),
+            loss=_number(self.loss),
             epoch=self.epoch,
             total_steps=self.total_steps,
             notices=tuple(wire_text(notice, TEXT) for notice in self._notices[-16:]),
         )
-
-    def _loss_value(self) -> float | None:
-        loss = self.loss
-        if loss is None or isinstance(loss, float | int):
-            return loss
-        # A tensor on the CPU: reading it costs nobody a synchronization.
-        try:
-            return float(loss)
-        except Exception:
-            return None
 
     def _ledger(self) -> Ledger:
         sums = {name: getattr(self._totals, name) for name in Totals.__slots__}
@@ -418,6 +417,17 @@ class Telemetry:
         return Reply(
             command.id, "error", f"this gpuwatch does not know the verb {command.verb[:64]!r}"
         )
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, read out of a tensor if it is one on the CPU; None if there is none."""
+    if value is None or isinstance(value, float | int):
+        return value
+    # A tensor on the CPU: reading it costs nobody a synchronization.
+    try:
+        return float(value)
+    except Exception:
+        return None
 
 
 def _ms_until(moment_s: float) -> int:

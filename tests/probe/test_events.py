@@ -24,8 +24,10 @@ def iteration(recorder: Recorder, clock: Clock) -> None:
     recorder.push((events.FETCH_END, clock.ns, 8))
     clock.ns += 10 * MS
     recorder.push((events.BACKWARD_BEGIN, clock.ns))
-    clock.ns += 20 * MS
-    recorder.push((events.BACKWARD_END, clock.ns, clock.ns - 5 * MS))
+    clock.ns += 15 * MS
+    recorder.push((events.COMPUTE_END, clock.ns))
+    clock.ns += 5 * MS
+    recorder.push((events.BACKWARD_END, clock.ns))
     recorder.push((events.OPTIMIZER_BEGIN, clock.ns, 1))
     clock.ns += 2 * MS
     recorder.optimizer_end(1)
