@@ -30,6 +30,7 @@ __all__ = [
     "GpuSample",
     "Hello",
     "HostSample",
+    "IoSample",
     "Ledger",
     "Loader",
     "NodeFrame",
@@ -384,11 +385,29 @@ class GpuSample(_Wire, frozen=True):
     readings: Readings = {}
 
 
+class IoSample(_Wire, frozen=True):
+    """One disk, network interface or dataset of the node.
+
+    `kind` is disk, network or dataset; a dataset is at `path`, on a file system of type
+    `filesystem`, and `name` is the disk or the server below it, empty where there is none.
+    """
+
+    name: Name
+    kind: Name
+    path: Text = ""
+    filesystem: Name = ""
+    readings: Readings = {}
+
+
 class HostSample(_Wire, frozen=True):
-    """The node as a whole: CPU, memory, load."""
+    """The node as a whole: CPU, memory, load, and how busy each core was (%)."""
 
     cores: Annotated[int, Meta(ge=0, le=65536)] = 0
     readings: Readings = {}
+    core_percents: Annotated[
+        tuple[Annotated[float, Meta(ge=0.0, le=100.0)], ...], Meta(max_length=65536)
+    ] = ()
+    io: Annotated[tuple[IoSample, ...], Meta(max_length=256)] = ()
 
 
 class ProcessSample(_Wire, frozen=True):

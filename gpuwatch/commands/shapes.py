@@ -142,6 +142,17 @@ def _host(node: NodeView) -> dict[str, Any]:
         "cores": host.cores if host is not None else None,
         "sensors_age_s": _round(node.sensors_age_s, 3),
         "sensors_reason": node.sensors_reason or None,
+        "core_percents": list(host.core_percents) if host is not None else [],
+        "io": [
+            {
+                "name": item.name,
+                "kind": item.kind,
+                "path": item.path or None,
+                "filesystem": item.filesystem or None,
+                **{name: _reading(r) for name, r in item.readings.items()},
+            }
+            for item in (host.io if host is not None else ())
+        ],
         **({name: _reading(r) for name, r in host.readings.items()} if host is not None else {}),
     }
 

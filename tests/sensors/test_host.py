@@ -1,11 +1,14 @@
 """Host and GPU readings."""
 
+import os
+from pathlib import Path
+
 import psutil
 import pytest
 
 from gpuwatch.schema import Reading
 from gpuwatch.sensors.gpus import GpuBackend
-from gpuwatch.sensors.host import CpuTimes, HostBackend, cpu_readings
+from gpuwatch.sensors.host import CpuTimes, HostBackend, core_percents, cpu_readings
 
 NAMES = {
     "cpu_percent": "%",
@@ -15,6 +18,16 @@ NAMES = {
     "memory_total": "B",
     "swap_used": "B",
     "load1": "",
+    "shm_used": "B",
+    "shm_total": "B",
+    "psi_cpu_some": "%",
+    "psi_memory_some": "%",
+    "psi_memory_full": "%",
+    "psi_io_some": "%",
+    "psi_io_full": "%",
+    "major_faults_per_s": "1/s",
+    "swap_in": "B/s",
+    "swap_out": "B/s",
 }
 
 
@@ -28,6 +41,14 @@ def test_cpu_percentages() -> None:
     assert values(cpu_readings(before, now)) == pytest.approx(
         {"cpu_percent": 70.0, "cpu_iowait_percent": 25.0, "cpu_core_max_percent": 90.0}
     )
+
+
+def test_each_core_alone() -> None:
+    before = [CpuTimes(10.0, 1.0, 100.0), CpuTimes(20.0, 2.0, 100.0), CpuTimes(1.0, 0.0, 5.0)]
+    now = [CpuTimes(10.5, 1.5, 101.0), CpuTimes(20.9, 2.0, 101.0), CpuTimes(1.0, 0.0, 5.0)]
+    assert core_percents(before, now) == (50.0, 90.0, 0.0)
+    assert core_percents(None, now) == ()
+    assert core_percents(before[:2], now) == ()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,116 @@ def test_what_cannot_be_read_costs_itself_only(monkeypatch: pytest.MonkeyPatch) 
     assert "no meminfo" in readings["memory_used"].reason
     assert readings["swap_used"].value is not None
     assert set(readings) == set(NAMES)
+
+
+class Proc:
+    """A directory with the files of /proc that the host backend reads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "pressure").mkdir()
+        (root / "net").mkdir()
+        (root / "self").mkdir()
+        self.write(stalled_us=1_000_000, faults=100, reads=10, sectors=1000, read_ms=50, sent=5000)
+
+    def write(
+        self, *, stalled_us: int, faults: int, reads: int, sectors: int, read_ms: int, sent: int
+    ) -> None:
+        line = "avg10=0.00 avg60=0.00 avg300=0.00 total="
+        for name in ("cpu", "memory", "io"):
+            text = f"some {line}{stalled_us}\nfull {line}{stalled_us // 2}\n"
+            (self.root / "pressure" / name).write_text(text)
+        (self.root / "vmstat").write_text(
+            f"nr_free_pages 7\npgmajfault {faults}\npswpin {faults}\npswpout 0\n"
+        )
+        numbers = f"{reads} 0 {sectors} {read_ms} 5 0 40 3 0 {read_ms} 60 0 0 0 0 0 0"
+        (self.root / "diskstats").write_text(
+            f" 254 0 gwdisk {numbers}\n 7 0 loop0 {numbers}\n 254 1 gwidle 0 0 0 0 0 0 0 0 0 0 0\n"
+        )
+        head = "Inter-|   Receive\n face |bytes\n"
+        (self.root / "net" / "dev").write_text(
+            f"{head}  eth9: {sent * 2} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n"
+            "unused0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+        )
+        (self.root / "self" / "mountinfo").write_text(
+            "25 30 0:23 / / rw - ext4 /dev/gone rw\n"
+            "26 25 0:24 / /data rw - nfs4 server:/export rw\n"
+            "27 25 0:25 / /ram rw - tmpfs tmpfs rw\n"
+        )
+        (self.root / "self" / "mountstats").write_text(
+            "device server:/export mounted on /data with fstype nfs4 statvers=1.1\n"
+            f"\t    READ: {reads} {reads} 0 100 {sectors} 1 2 {read_ms} 0\n"
+        )
+
+
+def test_counters_as_rates(tmp_path: Path) -> None:
+    proc, now_s = Proc(tmp_path), [100.0]
+    backend = HostBackend(str(tmp_path), lambda: now_s[0])
+    backend.paths(["/data/images", "/ram/x", "relative", "/elsewhere"])
+    first = backend.sample()
+    for name in ("psi_io_some", "major_faults_per_s", "swap_in"):
+        assert (first.readings[name].value, first.readings[name].reason) == (None, "first tick")
+    now_s[0] += 2.0
+    proc.write(stalled_us=1_500_000, faults=150, reads=30, sectors=5000, read_ms=150, sent=9000)
+    sample = backend.sample()
+    got = values(sample.readings)
+    assert got["psi_io_some"] == pytest.approx(25.0)
+    assert got["psi_io_full"] == pytest.approx(12.5)
+    assert got["major_faults_per_s"] == pytest.approx(25.0)
+    assert got["swap_in"] == pytest.approx(25.0 * os.sysconf("SC_PAGE_SIZE"))
+    assert got["swap_out"] == 0.0
+    io = {(item.kind, item.name or item.path): item for item in sample.io}
+    assert set(io) == {
+        ("disk", "gwdisk"),
+        ("network", "eth9"),
+        ("dataset", "server:/export"),
+        ("dataset", "/ram/x"),
+        ("dataset", "relative"),
+        ("dataset", "gone"),
+    }
+    disk = values(io["disk", "gwdisk"].readings)
+    assert disk == pytest.approx(
+        {
+            "read_bytes_per_s": 4000 * 512 / 2.0,
+            "write_bytes_per_s": 0.0,
+            "read_latency": 5.0,
+            "busy_percent": 5.0,
+        }
+    )
+    assert values(io["network", "eth9"].readings) == {"rx": 4000.0, "tx": 2000.0}
+    nfs = io["dataset", "server:/export"]
+    assert (nfs.path, nfs.filesystem) == ("/data/images", "nfs4")
+    assert values(nfs.readings) == {"read_bytes_per_s": 2000.0, "read_latency": 5.0}
+    assert io["dataset", "/ram/x"].readings["read_latency"].reason == "it lies in memory"
+    assert io["dataset", "relative"].readings["read_latency"].reason == "no absolute path"
+    assert "no disk of this machine" in io["dataset", "gone"].readings["read_latency"].reason
+
+
+def test_nothing_read_is_no_latency_and_a_smaller_counter_no_rate(tmp_path: Path) -> None:
+    proc, now_s = Proc(tmp_path), [100.0]
+    backend = HostBackend(str(tmp_path), lambda: now_s[0])
+    backend.paths(["/data/images"])
+    backend.sample()
+    now_s[0] += 1.0
+    idle = {item.kind: item for item in backend.sample().io}
+    assert idle["disk"].readings["read_latency"].reason == "nothing was read"
+    assert idle["dataset"].readings["read_latency"].reason == "nothing was read"
+    now_s[0] += 1.0
+    proc.write(stalled_us=0, faults=0, reads=1, sectors=1, read_ms=1, sent=1)
+    sample = backend.sample()
+    for item in sample.io:
+        for reading in item.readings.values():
+            assert reading.value is None
+    assert sample.readings["psi_io_some"].value is None
+    assert sample.readings["major_faults_per_s"].value is None
+
+
+def test_a_kernel_without_pressure_says_so(tmp_path: Path) -> None:
+    backend = HostBackend(str(tmp_path))
+    sample = backend.sample()
+    assert sample.io == ()
+    assert "does not tell pressure" in sample.readings["psi_cpu_some"].reason
+    assert sample.readings["major_faults_per_s"].value is None
 
 
 def test_no_driver_is_one_sentence() -> None:

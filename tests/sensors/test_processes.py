@@ -98,7 +98,7 @@ def pids(samples: tuple[ProcessSample, ...]) -> list[tuple[int, int, str]]:
 
 def test_stat_line() -> None:
     stat = parse_stat(LINE)
-    assert stat == ("python3", "S", 4200, 731 + 88, 17, 998877, 61234)
+    assert stat == ("python3", "S", 4200, 731 + 88, 17, 998877, 61234, 3)
 
 
 @pytest.mark.parametrize(
