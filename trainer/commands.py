@@ -60,13 +60,22 @@ def _cli() -> None:
 
 @_cli.command(cls=_KeyHelp, context_settings=_PASS_ON)
 @_config_option
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="NAME[:STRENGTH][@RANK]",
+    help="Make the training slow in a known way, on every rank or one; may be given again.",
+)
 @_key_arguments
-def train(file: Path | None, arguments: tuple[str, ...]) -> None:
+def train(file: Path | None, faults: tuple[str, ...], arguments: tuple[str, ...]) -> None:
     """Train; one line of stdout per log interval.
 
     Every key of the configuration can be given here, as a TRAINER_SECTION__KEY variable, or in
     the TOML file, in this order of precedence.
     """
+    if faults:
+        arguments = (*arguments, "--faults.inject", ",".join(faults))
     config = _load(file, arguments)
     # By default OpenMP's threads spin at barriers. Beside loader workers that spinning takes the
     # cores the workers need: about a quarter fewer images a second on two cores. OpenMP reads

@@ -224,6 +224,10 @@ class FaultsConfig(Section):
     )
     forward_ms: float = Field(default=0.0, ge=0, description="each forward sleeps")
     backward_ms: float = Field(default=0.0, ge=0, description="each backward sleeps")
+    inject: str = Field(
+        default="",
+        description="faults by name, between commas: NAME[:strength][@rank]; also --fault",
+    )
 
 
 class Config(Section):

@@ -21,6 +21,7 @@ from trainer.data.images import normalise
 from trainer.data.loader import Loaders
 from trainer.distributed import Placement, sync_buffers
 from trainer.errors import TrainingError
+from trainer.faults import LoopFaults
 from trainer.report import Reporter
 from trainer.signals import Stop
 from trainer.telemetry import Telemetry
@@ -55,6 +56,7 @@ class Trainer:
         telemetry: Telemetry,
         reporter: Reporter,
         stop: Stop,
+        faults: LoopFaults | None = None,
     ) -> None:
         self.config = config
         self.placement = placement
@@ -70,6 +72,7 @@ class Trainer:
         """Optimizer steps done."""
         self.loss: float | None = None
         """Mean training loss of the last log interval, of this rank's samples; None before."""
+        self.faults = faults
         self._interval = _Interval(placement.device)
 
     @property
@@ -113,6 +116,8 @@ class Trainer:
                 epoch=epoch + (index + 1) / accumulation.batches,
             )
             self._interval.add(loss, part.window_samples)
+            if self.faults is not None:
+                self.faults.after_step(self.step, self.model, loss)
             loss = torch.zeros_like(loss)
             if self.step % self.config.log_interval_steps == 0 or self.step == self.total_steps:
                 self._log(epoch)
@@ -129,7 +134,10 @@ class Trainer:
             # `no_sync` has to hold in the forward as well: there DDP decides.
             logits = self.replica(normalise(images))
             loss = F.cross_entropy(logits, labels) * part.share
-            loss.backward()  # type: ignore[no-untyped-call]
+            if self.faults is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                self.faults.backward(loss)
         return loss.detach()
 
     def update(self) -> None:
@@ -168,6 +176,23 @@ class Trainer:
             epoch=epoch, step=self.step, eval_loss=result.loss, eval_accuracy=result.accuracy
         )
         return result
+
+    def evaluate_batches(self, count: int) -> None:
+        """Run so many held-out batches through the model for their time alone; no collectives."""
+        loader = self.loaders.held_out
+        if loader is None:
+            return
+        with self.telemetry.span("eval"), torch.no_grad():
+            self.model.eval()
+            while count > 0:
+                for batch in loader:
+                    self.stop.check()
+                    images, _labels = self._to_device(batch)
+                    self.model(normalise(images))
+                    count -= 1
+                    if count == 0:
+                        break
+            self.model.train()
 
     def _no_sync(self) -> AbstractContextManager[None]:
         if isinstance(self.replica, DistributedDataParallel):

@@ -8,7 +8,7 @@ import torch
 from trainer import faults
 from trainer.config import Config
 from trainer.cpus import usable_cpus
-from trainer.data import Loaders, build_loaders
+from trainer.data import Loaders, build_loaders, cache_folder
 from trainer.distributed import Placement, process_group, replicate
 from trainer.loop import Trainer
 from trainer.models import build_model
@@ -29,6 +29,8 @@ def open_trainer(
     what the person who runs it can mend.
     """
     with process_group(config.dist, config.train.device) as placement:
+        injected = faults.parse_faults(config.faults.inject)
+        faults.pin_process(injected, placement.rank)
         torch.manual_seed(config.train.seed)
         threads = _threads(config, placement)
         torch.set_num_threads(threads)
@@ -38,8 +40,10 @@ def open_trainer(
         loaders = build_loaders(config, placement)
         model = build_model(config.model, classes=len(loaders.classes))
         faults.slow_model(model, config.faults, placement.rank)
+        model = faults.model_with(model, injected, placement.rank, placement.world_size)
         model = model.to(placement.device)
         trainer = _trainer(config, placement, model, loaders, telemetry, reporter, stop)
+        _inject(trainer, injected)
         _narrate(config, trainer, threads)
         yield trainer
         # Not where it raised: the end of the process knows the exception, and says goodbye with it.
@@ -71,6 +75,20 @@ def _trainer(
     )
 
 
+def _inject(trainer: Trainer, injected: tuple[faults.Fault, ...]) -> None:
+    """Give the loop its faults, if any are asked for."""
+    rank = trainer.placement.rank
+    faults.optimizer_with(trainer.optimizer, injected, rank)
+    if injected:
+        trainer.faults = faults.LoopFaults(
+            injected,
+            rank,
+            cache_folder() / "faults",
+            trainer.evaluate_batches,
+            trainer.stop.check,
+        )
+
+
 def _threads(config: Config, placement: Placement) -> int:
     if config.train.threads != "auto":
         return config.train.threads
@@ -92,7 +110,7 @@ def _narrate(config: Config, trainer: Trainer, threads: int) -> None:
     )
     for sentence in plan.notes:
         note(sentence)
-    simulated = faults.describe(config.faults)
+    simulated = faults.describe(config.faults, faults.parse_faults(config.faults.inject))
     if simulated:
         note(simulated)
     if config.train.eval_interval_epochs and loaders.held_out is None:

@@ -1,7 +1,9 @@
 """The DataLoaders: arguments that fit each other and the machine, sharded over the ranks."""
 
+import itertools
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from trainer.accumulate import Accumulation
 from trainer.config import Config, DataConfig, LoaderConfig
 from trainer.cpus import usable_cpus
 from trainer.data.images import ImageFiles, ImageSet, scan
-from trainer.data.synthetic import make_jpegs
+from trainer.data.synthetic import cache_folder, make_jpegs
 from trainer.distributed.group import Placement
 from trainer.errors import DataError
 
@@ -137,6 +139,14 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         ranks_here=placement.ranks_here,
         cuda=placement.device.type == "cuda",
     )
+    injected = faults.parse_faults(config.faults.inject)
+    respawn = next((f for f in injected if f.name == "respawn_workers"), None)
+    if respawn is not None:
+        # An epoch of so few steps, and workers that end with it.
+        batches = max(1, int(respawn.strength)) * config.train.accumulate
+        sampler = _Short(sampler, batches * batch_size)
+        samples = len(sampler)
+        plan = replace(plan, persistent_workers=False)
     common: dict[str, Any] = {
         **plan.arguments(),
         "batch_size": batch_size,
@@ -144,12 +154,19 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         "worker_init_fn": _start_worker if plan.num_workers else None,
     }
     train: DataLoader[Any] = DataLoader(
-        faults.slow_items(images, config.faults, placement.rank),
+        faults.dataset_with(
+            faults.slow_items(images, config.faults, placement.rank),
+            injected,
+            placement.rank,
+            cache_folder(),
+        ),
         sampler=sampler,
         drop_last=config.loader.drop_last,
+        collate_fn=faults.collate_with(injected, placement.rank),
         **common,
     )
     faults.slow_fetch(train, config.faults, placement.rank)
+    faults.loader_with(train, injected, placement.rank)
     return Loaders(
         train=train,
         held_out=_held_out(held_out_files, config, placement, common),
@@ -160,6 +177,23 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         images=images,
         sampler=sampler,
     )
+
+
+class _Short(DistributedSampler[Any]):
+    """The first so many indices of another sampler."""
+
+    def __init__(self, sampler: DistributedSampler[Any], samples: int) -> None:
+        self._sampler = sampler
+        self._samples = min(samples, len(sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._sampler), self._samples)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def set_epoch(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
 
 
 def _held_out(

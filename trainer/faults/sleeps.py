@@ -1,9 +1,4 @@
-"""Faults on request, for demos and tests: each makes one phase of a step slower by a known time.
-
-They act where the real cause would: an item waits in the loader's process, a fetch blocks the
-training thread inside the iterator, forward and backward sleep inside autograd's own calls. The
-sleeps are on the host; on CUDA the device idles for that time unless it has work queued.
-"""
+"""Sleeps by configuration key: each makes one phase of a step slower by a known time."""
 
 import time
 from typing import Any
@@ -13,9 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import FaultsConfig
-from trainer.errors import TrainerError
+from trainer.faults.data import slow_next
 
-__all__ = ["SlowItems", "describe", "slow_fetch", "slow_items", "slow_model"]
+__all__ = ["SlowItems", "describe_sleeps", "slow_fetch", "slow_items", "slow_model"]
 
 
 class SlowItems(Dataset[Any]):
@@ -34,8 +29,8 @@ class SlowItems(Dataset[Any]):
         return item
 
 
-def describe(faults: FaultsConfig) -> str | None:
-    """One sentence with every fault that is on, marked SIMULATED; None if there is none."""
+def describe_sleeps(faults: FaultsConfig) -> str | None:
+    """What is on, in words; None if nothing is."""
     named = {
         "item_latency_ms": "each item waits {:g} ms (simulated remote-read latency)",
         "data_ms": "each fetch blocks {:g} ms longer",
@@ -46,7 +41,7 @@ def describe(faults: FaultsConfig) -> str | None:
     if not on:
         return None
     where = "all ranks" if faults.rank is None else f"rank {faults.rank}"
-    return f"SIMULATED on {where}: {', '.join(on)}"
+    return f"on {where}: {', '.join(on)}"
 
 
 def slow_items(dataset: Dataset[Any], faults: FaultsConfig, rank: int) -> Dataset[Any]:
@@ -60,25 +55,7 @@ def slow_fetch(loader: DataLoader[Any], faults: FaultsConfig, rank: int) -> None
     """Make each fetch of `loader` block the calling thread `data_ms` longer, within ``next()``."""
     if not faults.data_ms or faults.rank not in (None, rank):
         return
-    seconds = faults.data_ms / 1e3
-    make_iterator = loader._get_iterator
-
-    def get_iterator() -> Any:
-        iterator: Any = make_iterator()
-        # Inside __next__, where a slow loader blocks; torch has no public place there.
-        if not hasattr(iterator, "_next_data"):
-            raise TrainerError("faults.data_ms does not know this torch's DataLoader")
-        next_data = iterator._next_data
-
-        def slow_next_data() -> Any:
-            data = next_data()
-            time.sleep(seconds)
-            return data
-
-        iterator._next_data = slow_next_data
-        return iterator
-
-    loader._get_iterator = get_iterator  # type: ignore[method-assign]
+    slow_next(loader, faults.data_ms / 1e3)
 
 
 def slow_model(model: nn.Module, faults: FaultsConfig, rank: int) -> None:
