@@ -27,6 +27,8 @@ __all__ = [
     "Bye",
     "Command",
     "Ddp",
+    "GpuEvent",
+    "GpuProcess",
     "GpuSample",
     "Hello",
     "HostSample",
@@ -257,7 +259,7 @@ class RankState(_Wire, frozen=True):
     the last mark, so that a hang shows where and since when on any observer's clock.
     `recompiles` counts what torch.compile has compiled again, None where it is not in use;
     `flops_per_step` are the model's FLOPs in one step of this rank, `flops_source` where they come
-    from; `device_dropped` counts steps whose device times were not taken. `memory_peak_bytes` is
+    from, or why they are not known; `device_dropped` counts steps whose device times were not taken. `memory_peak_bytes` is
     the most allocated at once since the user last reset it, `memory_retries` how often the
     allocator had to free its cache to go on.
     """
@@ -376,13 +378,50 @@ class Reading(_Wire, frozen=True):
 Readings = Annotated[dict[Name, Reading], Meta(max_length=256)]
 
 
+class GpuProcess(_Wire, frozen=True):
+    """One process that holds memory of a device, whoever's it is.
+
+    `kind` is compute, graphics or both; `name` what to show for it; `visible` False means that
+    this machine's (or container's) process table has no such process: it ended or is elsewhere,
+    and its memory is real all the same. `memory_bytes` None: not told by the driver.
+    """
+
+    pid: Pid
+    memory_bytes: Bytes | None = None
+    kind: Name = ""
+    name: Name = ""
+    user: Name = ""
+    visible: bool = True
+
+
+class GpuEvent(_Wire, frozen=True):
+    """A device's error report: for NVIDIA an Xid. `hardware` False: a program's own fault."""
+
+    code: Count
+    text: Name
+    time_s: WallSeconds
+    hardware: bool = True
+
+
 class GpuSample(_Wire, frozen=True):
-    """One device of the node; `uuid` joins it with the rank that computes on it."""
+    """One device of the node; `uuid` joins it with the rank that computes on it.
+
+    `reasons` are the active reasons for its clocks, `lost` why nothing can be read from it any
+    more (its readings are then the last ones), `parent` the uuid of the device that this one is
+    a slice of and `slice` which one; `processes_reason` says why there is no list of processes.
+    """
 
     index: Annotated[int, Meta(ge=0, le=4096)]
     uuid: Name
     name: Name = ""
     readings: Readings = {}
+    processes: Annotated[tuple[GpuProcess, ...], Meta(max_length=1024)] = ()
+    processes_reason: Name = ""
+    reasons: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    events: Annotated[tuple[GpuEvent, ...], Meta(max_length=64)] = ()
+    lost: Text = ""
+    parent: Name = ""
+    slice: Name = ""
 
 
 class IoSample(_Wire, frozen=True):
@@ -430,7 +469,7 @@ class SensorFrame(_Wire, frozen=True):
     seq: Count
     sent_s: WallSeconds
     host: HostSample = HostSample()
-    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=64)] = ()
+    gpus: Annotated[tuple[GpuSample, ...], Meta(max_length=256)] = ()
     gpus_reason: Text = ""
     processes: Annotated[tuple[ProcessSample, ...], Meta(max_length=4096)] = ()
 

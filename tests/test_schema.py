@@ -42,7 +42,10 @@ GOLDEN = {
     "hello replies bye snapshot simulated workers",
     "WorkerCost": "loader pid | batches wall_ns cpu_ns collate_ns busy_ns age_s",
     "Reading": "value | unit source age_s state reason",
-    "GpuSample": "index uuid | name readings",
+    "GpuEvent": "code text time_s | hardware",
+    "GpuProcess": "pid | memory_bytes kind name user visible",
+    "GpuSample": "index uuid | name readings processes processes_reason reasons events lost "
+    "parent slice",
     "HostSample": "| cores readings core_percents io",
     "IoSample": "name kind | path filesystem readings",
     "ProcessSample": "pid rank_pid role | status readings",

@@ -56,8 +56,20 @@ _NO_TRAINER = (
     type=click.FloatRange(1.0),
     help="End so long after the first step (default: 20 headless, else when you quit).",
 )
+@click.option(
+    "--simulate-gpus",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Show N GPUs that are not there, marked SIMULATED, under the ranks.",
+)
 @click.pass_context
-def demo(ctx: click.Context, scenario: str, headless: bool, seconds: float | None) -> None:
+def demo(
+    ctx: click.Context,
+    scenario: str,
+    headless: bool,
+    seconds: float | None,
+    simulate_gpus: int | None,
+) -> None:
     """Train two ranks with a loader that is too slow, and watch them.
 
     SCENARIO is slow-loader, or the path of a script that calls gpuwatch.watch(). The training is
@@ -75,7 +87,7 @@ def demo(ctx: click.Context, scenario: str, headless: bool, seconds: float | Non
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        ctx.exit(_run(command, headless=headless, seconds=seconds))
+        ctx.exit(_run(command, headless=headless, seconds=seconds, gpus=simulate_gpus or 0))
     except KeyboardInterrupt:
         ctx.exit(130)
 
@@ -102,7 +114,7 @@ def _command(scenario: str) -> list[str]:
     raise click.UsageError(f"no scenario {scenario!r}; there is {known}, or the path of a script")
 
 
-def _run(command: Sequence[str], *, headless: bool, seconds: float | None) -> int:
+def _run(command: Sequence[str], *, headless: bool, seconds: float | None, gpus: int) -> int:
     from gpuwatch.commands.session import LiveSession
 
     run = f"demo-{uuid.uuid4().hex[:6]}"
@@ -118,9 +130,15 @@ def _run(command: Sequence[str], *, headless: bool, seconds: float | None) -> in
             if not _wait_for_steps(session, run, process):
                 click.echo(_why_not_started(process, log), err=True)
                 return 3
+            shown: Any = session
+            if gpus:
+                from gpuwatch.commands.simulate import SimulatedSession
+
+                shown = SimulatedSession(session, run, gpus)
+                click.echo(f"SIMULATED: {gpus} GPUs; nothing about them is measured", err=True)
             if headless:
-                return _headless(session, run, process, seconds or _HEADLESS_S)
-            return _screen(session, run, seconds)
+                return _headless(shown, run, process, seconds or _HEADLESS_S)
+            return _screen(shown, run, seconds)
         finally:
             _end(process, session, run)
             session.close()

@@ -320,7 +320,7 @@ def ask_sampler(
     try:
         with contextlib.suppress(OSError):
             # This very process stands for a rank.
-            process.stdin.write(packed(msgspec.msgpack.encode([os.getpid()])))
+            process.stdin.write(packed(msgspec.msgpack.encode([[os.getpid()], [os.getcwd()]])))
             process.stdin.flush()
         reader.start()
         over = done.wait(patience_s)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpuwatch.diagnosis import Abstain, Finding, RunDiagnosis
 from gpuwatch.schema import PHASES, Ledger, Reading
-from gpuwatch.store.views import NodeView, RankView, RunView, View
+from gpuwatch.store.views import NodeView, RankView, RunView, View, same_device
 
 __all__ = ["SCHEMA", "diagnosis_document", "finding_document", "status_document"]
 
@@ -71,6 +71,8 @@ def _rank(rank: RankView) -> dict[str, Any]:
         "phases_ms": {name: _round(rank.phases_ms.get(name)) for name in PHASES},
         "phases_na": _phases_na(rank),
         "data_wait_ratio": _round(rank.data_wait_ratio),
+        "device_stall_ms": _round(rank.device_stall_ms),
+        "device_dropped": rank.device_dropped,
         "samples_per_s": _round(rank.samples_per_s),
         "loss": _round(rank.loss),
         "loader": {
@@ -115,12 +117,20 @@ def _run(run: RunView) -> dict[str, Any]:
 def _gpus(view: View) -> list[dict[str, Any]]:
     found = []
     for node in view.nodes:
+        owners = {
+            rank.pid: {"run": run.run, "rank": rank.rank}
+            for run in view.runs
+            for rank in run.ranks
+            if rank.node == node.node and rank.pid is not None
+        }
         for gpu in node.gpus:
             ranks = [
                 {"run": run.run, "rank": rank.rank}
                 for run in view.runs
                 for rank in run.ranks
-                if rank.hello is not None and rank.hello.device_uuid == gpu.uuid
+                if rank.node == node.node
+                and rank.hello is not None
+                and same_device(rank.hello.device_uuid, gpu.uuid)
             ]
             found.append(
                 {
@@ -129,6 +139,33 @@ def _gpus(view: View) -> list[dict[str, Any]]:
                     "name": gpu.name,
                     "node": node.node,
                     "ranks": ranks,
+                    "simulated": gpu.uuid.startswith("SIMULATED"),
+                    "lost": gpu.lost or None,
+                    "reasons": list(gpu.reasons),
+                    "parent": gpu.parent or None,
+                    "slice": gpu.slice or None,
+                    "events": [
+                        {
+                            "code": event.code,
+                            "text": event.text,
+                            "time_s": _round(event.time_s, 3),
+                            "hardware": event.hardware,
+                        }
+                        for event in gpu.events
+                    ],
+                    "processes_reason": gpu.processes_reason or None,
+                    "processes": [
+                        {
+                            "pid": process.pid,
+                            "memory_bytes": process.memory_bytes,
+                            "kind": process.kind,
+                            "name": process.name,
+                            "user": process.user,
+                            "visible": process.visible,
+                            "rank": owners.get(process.pid),
+                        }
+                        for process in gpu.processes
+                    ],
                     **{name: _reading(r) for name, r in gpu.readings.items()},
                 }
             )
@@ -164,7 +201,8 @@ def status_document(view: View) -> dict[str, Any]:
     hosts = [_host(node) for node in view.nodes]
     return {
         "schema": SCHEMA,
-        "simulated": any(run.simulated for run in view.runs),
+        "simulated": any(run.simulated for run in view.runs)
+        or any(gpu["simulated"] for gpu in gpus),
         "runs": [_run(run) for run in view.runs],
         "gpus_reason": None if gpus else (reasons[0] if reasons else "no sensor reading yet"),
         "gpus": gpus,

@@ -1,4 +1,9 @@
-"""The sampler, started by the node process: `python -P -m gpuwatch.sensors [--interval-s 1.0]`."""
+"""The sampler, started by the node process.
+
+python -P -m gpuwatch.sensors [--interval-s 1.0] [--without-gpus REASON]
+
+GPUWATCH_DCGM_URL in the environment names a dcgm-exporter, whose readings fill in what NVML lacks.
+"""
 
 import argparse
 import math
@@ -6,10 +11,10 @@ import os
 import signal
 import sys
 
-from gpuwatch.sensors.gpus import GpuBackend
+from gpuwatch.sensors.gpus import GpuBackend, NoGpus
 from gpuwatch.sensors.host import HostBackend
 from gpuwatch.sensors.processes import ProcessBackend
-from gpuwatch.sensors.sampler import Sampler, die_with_parent, run
+from gpuwatch.sensors.sampler import GpuSource, Sampler, die_with_parent, run
 
 
 def _interval_s(text: str) -> float:
@@ -17,6 +22,19 @@ def _interval_s(text: str) -> float:
     if not math.isfinite(value) or not 0.05 <= value <= 3600.0:
         raise ValueError
     return value
+
+
+def _gpus(interval_s: float, without_gpus: str) -> GpuSource:
+    """Return the source of GPU readings: the drivers, and an exporter if one is named."""
+    gpus: GpuSource = (
+        NoGpus(without_gpus[:4096]) if without_gpus else GpuBackend(interval_s=interval_s)
+    )
+    url = os.environ.get("GPUWATCH_DCGM_URL", "")
+    if url:
+        from gpuwatch.sensors.dcgm import DcgmBackend, Overlaid
+
+        gpus = Overlaid(gpus, DcgmBackend(url))
+    return gpus
 
 
 def main() -> int:
@@ -38,17 +56,28 @@ def main() -> int:
         metavar="S",
         help="seconds between two ticks, 0.05 to 3600 (default 1.0)",
     )
-    interval_s: float = parser.parse_args().interval_s
+    parser.add_argument(
+        "--without-gpus",
+        metavar="REASON",
+        default="",
+        help="leave the GPU drivers alone and say this instead: after they crashed it",
+    )
+    arguments = parser.parse_args()
+    interval_s: float = arguments.interval_s
+    without_gpus: str = arguments.without_gpus
     if os.isatty(sys.stdout.fileno()):
         parser.error("stdout is a terminal: this process speaks frames to the node process")
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         return 0
-    sampler = Sampler(HostBackend(), GpuBackend(), ProcessBackend())
+    sampler = Sampler(HostBackend(), _gpus(interval_s, without_gpus), ProcessBackend())
     try:
         run(sampler, interval_s, sys.stdin.fileno(), sys.stdout.fileno(), parent)
     finally:
-        sampler.close()
+        closed = sampler.close()
+    if not closed:
+        # The library's own exit handlers must not run beneath a call in flight.
+        os._exit(0)
     return 0
 
 

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuwatch.schema import GpuSample, Reading
-from gpuwatch.sensors.backend import unknown
+from gpuwatch.sensors.backend import Devices, unknown
+from gpuwatch.sensors.sampler import GpuSource
 
-__all__ = ["DcgmBackend", "Line", "overlay", "parse_page", "read_gpus"]
+__all__ = ["DcgmBackend", "Line", "Overlaid", "overlay", "parse_page", "read_gpus"]
 
 SCRAPE_S = 5.0
 TIMEOUT_S = 3.0
@@ -297,6 +298,53 @@ class DcgmBackend:
         else:
             why = str(exc) or type(exc).__name__
         return f"no dcgm-exporter at {self._url}: {why}"
+
+
+class Overlaid:
+    """The GPUs of another source, with the exporter's readings where that has none.
+
+    Where the other source knows no GPU at all, those of the exporter are the GPUs.
+    """
+
+    def __init__(self, gpus: GpuSource, dcgm: DcgmBackend) -> None:
+        self._gpus = gpus
+        self._dcgm = dcgm
+
+    def probe(self) -> str:
+        """Start both."""
+        self._dcgm.probe()
+        return self._gpus.probe()
+
+    def ask(self) -> None:
+        """Start a sample of the other source."""
+        self._gpus.ask()
+
+    def sample(self) -> Devices:
+        """Return both in one."""
+        devices = self._gpus.sample()
+        exported = self._dcgm.sample()
+        if not devices.gpus:
+            return Devices(exported, "" if exported else f"{devices.reason}; {self._dcgm.reason}")
+        if exported:
+            return Devices(overlay(devices.gpus, exported), devices.reason)
+        reason = self._dcgm.reason
+        return Devices(tuple(_explained(gpu, reason) for gpu in devices.gpus), devices.reason)
+
+    def close(self) -> bool:
+        """End both."""
+        self._dcgm.close()
+        return self._gpus.close()
+
+
+def _explained(gpu: GpuSample, reason: str) -> GpuSample:
+    """Say why the exporter, which was asked for, gives nothing either."""
+    readings = {
+        name: unknown("%", "dcgm-exporter", reason)
+        if name in _ACTIVITY and reading.value is None
+        else reading
+        for name, reading in gpu.readings.items()
+    }
+    return replace(gpu, readings=readings)
 
 
 def _is_gpu(line: Line) -> bool:

@@ -1,7 +1,7 @@
 """The sampler's loop and its protocol.
 
-stdin: messages behind their length (`gpuwatch.frames.packed`), each a MessagePack array of pids:
-the ranks to watch from now on. What cannot be read as that is ignored; after a length that cannot
+stdin: messages behind their length (`gpuwatch.frames.packed`), each a `Watched`: the ranks and
+datasets to watch from now on. What cannot be read as that is ignored; after a length that cannot
 be, everything is. stdout: one `SensorFrame` behind its length per interval, the first at once.
 
 It ends when stdin closes, when nobody reads stdout any more, on SIGTERM and with its parent. It
@@ -23,20 +23,40 @@ import msgspec
 
 from gpuwatch.errors import FrameError
 from gpuwatch.frames import FrameStream, encode, packed
-from gpuwatch.schema import WIRE_VERSION, GpuSample, HostSample, ProcessSample, SensorFrame
-from gpuwatch.sensors.backend import Backend
+from gpuwatch.schema import WIRE_VERSION, HostSample, ProcessSample, SensorFrame
+from gpuwatch.sensors.backend import Backend, Devices
 from gpuwatch.sensors.processes import MAX_PROCESSES
 
-__all__ = ["Cadence", "ProcessSource", "Sampler", "decode_pids", "die_with_parent", "run"]
+__all__ = [
+    "Cadence",
+    "GpuSource",
+    "ProcessSource",
+    "Sampler",
+    "Watched",
+    "decode_watched",
+    "die_with_parent",
+    "run",
+]
 
 _PR_SET_PDEATHSIG = 1
 
-_pids_decoder = msgspec.msgpack.Decoder(
-    Annotated[
+MAX_PATHS = 256
+
+
+class Watched(msgspec.Struct, array_like=True, frozen=True):
+    """What the node process wants to know about: pids of ranks, and where their data lies."""
+
+    pids: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=1, le=2**31)], ...],
         msgspec.Meta(max_length=MAX_PROCESSES),
     ]
-)
+    paths: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...],
+        msgspec.Meta(max_length=MAX_PATHS),
+    ] = ()
+
+
+_watched_decoder = msgspec.msgpack.Decoder(Watched)
 
 
 class ProcessSource(Backend[tuple[ProcessSample, ...]], Protocol):
@@ -47,13 +67,40 @@ class ProcessSource(Backend[tuple[ProcessSample, ...]], Protocol):
         ...
 
 
-def decode_pids(message: bytes) -> tuple[int, ...] | None:
-    """Return the pids of one message from the node process, None if it is no such message."""
+class HostSource(Backend[HostSample], Protocol):
+    """The backend of the host, which has to be told where the data lies."""
+
+    def paths(self, paths: Iterable[str]) -> None:
+        """Tell from now on about the devices under these dataset paths."""
+        ...
+
+
+class GpuSource(Protocol):
+    """The accelerators, read by someone who may wait for a driver while nobody waits for him."""
+
+    def probe(self) -> str:
+        """Start."""
+        ...
+
+    def ask(self) -> None:
+        """Start a sample unless one is under way. Does not wait."""
+        ...
+
+    def sample(self) -> Devices:
+        """Return the newest sample, or an older one with its age. Waits a moment at most."""
+        ...
+
+    def close(self) -> bool:
+        """End; False if a driver call holds it."""
+        ...
+
+
+def decode_watched(message: bytes) -> Watched | None:
+    """Return one message from the node process, None if it is no such message."""
     try:
-        pids: tuple[int, ...] = _pids_decoder.decode(message)
+        return _watched_decoder.decode(message)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return pids
 
 
 class Sampler:
@@ -64,8 +111,8 @@ class Sampler:
 
     def __init__(
         self,
-        host: Backend[HostSample],
-        gpus: Backend[tuple[GpuSample, ...]],
+        host: HostSource,
+        gpus: GpuSource,
         processes: ProcessSource,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -75,32 +122,37 @@ class Sampler:
         self._wall = wall
         self._seq = 0
         host.probe()
-        self._gpus_reason = gpus.probe()
+        gpus.probe()
         processes.probe()
 
-    def watch(self, pids: Iterable[int]) -> None:
-        """Watch these ranks from now on instead of the former."""
-        self._processes.watch(pids)
+    def watch(self, watched: Watched) -> None:
+        """Watch these ranks and datasets from now on instead of the former."""
+        self._processes.watch(watched.pids)
+        self._host.paths(watched.paths)
 
     def tick(self) -> SensorFrame:
         """Read everything once; `seq` counts from 0."""
-        gpus = self._gpus.sample()
+        self._gpus.ask()  # the driver works while the rest is read
+        host = self._host.sample()
+        processes = self._processes.sample()
+        devices = self._gpus.sample()
         frame = SensorFrame(
             version=WIRE_VERSION,
             seq=self._seq,
-            host=self._host.sample(),
-            gpus=gpus,
-            gpus_reason="" if gpus else self._gpus_reason,
-            processes=self._processes.sample(),
+            host=host,
+            gpus=devices.gpus,
+            gpus_reason="" if devices.gpus else devices.reason or "no reason given",
+            processes=processes,
             sent_s=self._wall(),
         )
         self._seq += 1
         return frame
 
-    def close(self) -> None:
-        """Close the backends."""
-        for backend in (self._host, self._gpus, self._processes):
-            backend.close()
+    def close(self) -> bool:
+        """Close the backends; False if a driver call is still in flight."""
+        self._host.close()
+        self._processes.close()
+        return self._gpus.close()
 
 
 class Cadence:
@@ -199,8 +251,8 @@ def _take(sampler: Sampler, stream: FrameStream | None, data: bytes) -> FrameStr
     newest = None
     try:
         for message in stream.feed(data) if stream is not None else ():
-            pids = decode_pids(message)
-            newest = pids if pids is not None else newest
+            watched = decode_watched(message)
+            newest = watched if watched is not None else newest
     except FrameError:
         stream = None
     if newest is not None:

@@ -1,7 +1,10 @@
 """The page of a dcgm-exporter: both generations of names, ages, doubt, and what is no page."""
 
 import http.server
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +15,8 @@ from hypothesis import strategies as st
 
 from gpuwatch.schema import GpuSample, Reading
 from gpuwatch.sensors import dcgm
-from gpuwatch.sensors.backend import unknown
-from gpuwatch.sensors.dcgm import DcgmBackend, Line, overlay, parse_page, read_gpus
+from gpuwatch.sensors.backend import Devices, unknown
+from gpuwatch.sensors.dcgm import DcgmBackend, Line, Overlaid, overlay, parse_page, read_gpus
 
 
 def page(uuid: str = "GPU-a", gpu: int = 0, **fields: float) -> str:
@@ -204,3 +207,91 @@ def test_nobody_there_and_nobody_answering(monkeypatch: pytest.MonkeyPatch) -> N
         assert "timed out" in backend.reason or "no answer" in backend.reason
     backend.scrape()
     assert "refused" in backend.reason
+
+
+class Gpus:
+    """Stands for the drivers."""
+
+    def __init__(self, *gpus: GpuSample, reason: str = "") -> None:
+        self.devices = Devices(gpus, reason)
+        self.calls: list[str] = []
+
+    def probe(self) -> str:
+        self.calls.append("probe")
+        return ""
+
+    def ask(self) -> None:
+        self.calls.append("ask")
+
+    def sample(self) -> Devices:
+        return self.devices
+
+    def close(self) -> bool:
+        self.calls.append("close")
+        return False
+
+
+def overlaid(gpus: Gpus, text: str) -> Overlaid:
+    backend = DcgmBackend("http://x/", lambda _: text)
+    backend.scrape()
+    return Overlaid(gpus, backend)
+
+
+OLD_CARD = GpuSample(
+    0,
+    "GPU-a",
+    "card",
+    {"sm_active": unknown("%", "GPM", "no GPM before Hopper"), "power": Reading(5.0)},
+)
+
+
+def test_the_exporter_fills_in_what_the_driver_cannot_say() -> None:
+    gpus = Gpus(OLD_CARD)
+    both = overlaid(gpus, page(PROF_SM_ACTIVE=0.5, DEV_POWER_USAGE=9))
+    both.ask()
+    (gpu,) = both.sample().gpus
+    assert (gpu.readings["sm_active"].value, gpu.readings["power"].value) == (50.0, 5.0)
+    assert both.close() is False
+    assert gpus.calls == ["ask", "close"]
+
+
+def test_an_exporter_that_gives_nothing_is_why() -> None:
+    (gpu,) = overlaid(Gpus(OLD_CARD), "<html>").sample().gpus
+    assert "is it a dcgm-exporter?" in gpu.readings["sm_active"].reason
+    assert gpu.readings["power"].value == 5.0
+    none = overlaid(Gpus(reason="no NVIDIA driver"), "<html>").sample()
+    assert none.gpus == ()
+    assert none.reason == "no NVIDIA driver; no GPU metrics at http://x/: is it a dcgm-exporter?"
+
+
+def test_an_exporter_alone() -> None:
+    devices = overlaid(Gpus(reason="no NVIDIA driver"), page(DEV_GPU_UTIL=7)).sample()
+    assert devices.reason == ""
+    assert devices.gpus[0].readings["gpu_util"].value == 7.0
+
+
+def test_the_sampler_takes_it_from_the_environment(exporter: str) -> None:
+    Exporter.answer = (200, page(DEV_GPU_UTIL=42).encode())
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_GPUS],
+        env={**os.environ, "GPUWATCH_DCGM_URL": exporter},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "GPU-a 42.0"
+
+
+FIRST_GPUS = """
+import time
+from gpuwatch.sensors.__main__ import _gpus
+gpus = _gpus(1.0, "left out")
+gpus.probe()
+for _ in range(200):
+    found = gpus.sample().gpus
+    if found:
+        print(found[0].uuid, found[0].readings["gpu_util"].value)
+        break
+    time.sleep(0.05)
+"""

@@ -222,7 +222,7 @@ def test_a_real_quota_and_its_throttling_are_seen() -> None:
     assert readings["cpu_quota_cores"].value == pytest.approx(0.25)
     throttled = readings["cpu_throttled_percent"].value
     assert throttled is not None
-    assert throttled > 50.0
+    assert throttled > 10.0  # of another process's machine it may get less than the quota
     held = readings["cpu_throttled_ms_per_s"].value
     assert held is not None
     assert held > 100.0

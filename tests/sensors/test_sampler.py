@@ -20,7 +20,7 @@ import gpuwatch
 from gpuwatch.frames import FrameStream, decode_sensor_frame, packed
 from gpuwatch.schema import HostSample, ProcessSample, SensorFrame
 from gpuwatch.sensors.gpus import GpuBackend
-from gpuwatch.sensors.sampler import Cadence, Sampler, decode_pids, run
+from gpuwatch.sensors.sampler import Cadence, Sampler, Watched, decode_watched, run
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(gpuwatch.__file__).parents[1])}
 ARGV = [sys.executable, "-P", "-m", "gpuwatch.sensors", "--interval-s"]
@@ -28,7 +28,7 @@ PATIENCE_S = 30.0
 
 
 def watch(*pids: int) -> bytes:
-    return packed(msgspec.msgpack.encode(pids))
+    return packed(msgspec.msgpack.encode([pids, []]))
 
 
 class Child:
@@ -335,13 +335,17 @@ def test_the_next_due_time_is_ahead_and_within_one_interval(
 
 
 @given(st.binary(max_size=64))
-def test_any_message_is_pids_or_nothing(message: bytes) -> None:
-    found = decode_pids(message)
-    assert found is None or all(1 <= pid <= 2**31 for pid in found)
+def test_any_message_is_pids_and_paths_or_nothing(message: bytes) -> None:
+    found = decode_watched(message)
+    assert found is None or all(1 <= pid <= 2**31 for pid in found.pids)
 
 
-def test_pids() -> None:
-    assert decode_pids(msgspec.msgpack.encode([3, 4])) == (3, 4)
+def test_pids_and_paths() -> None:
+    encode = msgspec.msgpack.encode
+    assert decode_watched(encode([[3, 4]])) == Watched((3, 4))
+    assert decode_watched(encode([[3], ["/data"]])) == Watched((3,), ("/data",))
     for bad in ([0], [-1], ["3"], [2**40], [1.5], {"a": 1}, None, [1] * 5000):
-        assert decode_pids(msgspec.msgpack.encode(bad)) is None
-    assert decode_pids(b"\xdd\xff\xff\xff\xff") is None
+        assert decode_watched(encode([bad])) is None
+    for bad_paths in ([1], ["x" * 5000], ["/"] * 300, None):
+        assert decode_watched(encode([[3], bad_paths])) is None
+    assert decode_watched(b"\xdd\xff\xff\xff\xff") is None

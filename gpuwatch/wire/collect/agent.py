@@ -332,6 +332,8 @@ class Agent:
                     self._refused += 1
                     continue
             rank.take(frame)
+            if frame.hello is not None:
+                self._watch_processes()  # it may say where its data lies
             self._outgoing.append(parts[0])
             if not rank.answered and not frame.snapshot:
                 self._ask_for_past(rank)
@@ -381,7 +383,9 @@ class Agent:
 
     def _watch_processes(self) -> None:
         if self._sampler is not None:
-            self._sampler.watch([r.presence.pid for r in self._ranks.values() if not r.gone])
+            live = [r for r in self._ranks.values() if not r.gone]
+            paths = [r.hello.dataset_path for r in live if r.hello is not None]
+            self._sampler.watch([r.presence.pid for r in live], paths)
 
     def _tick_sampler(self) -> None:
         if self._sampler is None:

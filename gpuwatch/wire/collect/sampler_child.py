@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -16,26 +18,38 @@ __all__ = ["SamplerChild"]
 SILENT_S = 6.0
 """A sampler ticks once a second; a call into a driver that hangs shows after this."""
 
+CRASHES = 3
+CRASHES_WITHIN_S = 300.0
+"""After so many crashes within that time the sampler is started without the GPU drivers."""
+
+_CRASH_SIGNALS = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+)
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _READ_BYTES = 1 << 20
+_MOST_PATHS = 256
 
 
 class SamplerChild:
     """Starts the sampler, reads its frames without blocking, and restarts it with back-off.
 
     Args:
-        argv: the command; it reads lists of pids on stdin and writes sensor frames on stdout.
+        argv: the command; it reads what to watch on stdin and writes sensor frames on stdout. When
+            it keeps crashing, `--without-gpus REASON` is added: what crashes a sampler is the
+            library of a GPU driver, and the rest of its readings need none.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
         self._stream = FrameStream()
-        self._pids: tuple[int, ...] = ()
+        self._wanted: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
         self._unsent = b""
         self._last_frame_s = 0.0
         self._start_after_s = 0.0
         self._failures = 0
+        self._crashes: deque[float] = deque(maxlen=CRASHES)
+        self._without_gpus = ""
         self.reason = "the sampler is starting"
 
     @property
@@ -50,12 +64,15 @@ class SamplerChild:
         """Process id of the sampler, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def watch(self, pids: Sequence[int]) -> None:
-        """Name the ranks whose processes are sampled."""
-        wanted = tuple(sorted(pids))
-        if wanted != self._pids:
-            self._pids = wanted
-            self._send_pids()
+    def watch(self, pids: Sequence[int], paths: Sequence[str] = ()) -> None:
+        """Name the ranks whose processes are sampled, and the datasets whose devices are."""
+        wanted = (
+            tuple(sorted(pids)),
+            tuple(sorted({path for path in paths if path}))[:_MOST_PATHS],
+        )
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._send_wanted()
 
     def tick(self) -> None:
         """Start, restart or end the child as needed; call it often."""
@@ -66,7 +83,7 @@ class SamplerChild:
                 self._start(now_s)
             return
         if process.poll() is not None:
-            self._failed(f"the sampler ended with status {process.returncode}")
+            self._ended(process.returncode, now_s)
         elif now_s - self._last_frame_s > SILENT_S:
             self._failed(f"the sampler did not answer for {SILENT_S:.0f} s")
         elif self._unsent:
@@ -108,10 +125,24 @@ class SamplerChild:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.5)
 
+    def _ended(self, status: int, now_s: float) -> None:
+        """Take note of an end that was not asked for."""
+        if -status not in _CRASH_SIGNALS:
+            self._failed(f"the sampler ended with status {status}")
+            return
+        name = signal.Signals(-status).name
+        self._crashes.append(now_s)
+        if len(self._crashes) == CRASHES and now_s - self._crashes[0] <= CRASHES_WITHIN_S:
+            self._without_gpus = (
+                f"reading the GPUs crashed {CRASHES} times in {CRASHES_WITHIN_S / 60:.0f} min "
+                f"({name} in the driver's library); off until this node process starts anew"
+            )
+        self._failed(f"the sampler crashed ({name})")
+
     def _start(self, now_s: float) -> None:
         try:
             process = subprocess.Popen(
-                self._argv,
+                self._command(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -126,7 +157,11 @@ class SamplerChild:
         self._process = process
         self._stream = FrameStream()
         self._last_frame_s = now_s
-        self._send_pids()
+        self._send_wanted()
+
+    def _command(self) -> list[str]:
+        extra = ["--without-gpus", self._without_gpus] if self._without_gpus else []
+        return [*self._argv, *extra]
 
     def _failed(self, reason: str) -> None:
         self.close()
@@ -135,8 +170,8 @@ class SamplerChild:
         self._start_after_s = time.monotonic() + delay_s
         self.reason = f"{reason}; next try in {delay_s:g} s"
 
-    def _send_pids(self) -> None:
-        self._unsent = packed(msgspec.msgpack.encode(list(self._pids)))
+    def _send_wanted(self) -> None:
+        self._unsent = packed(msgspec.msgpack.encode(self._wanted))
         self._flush()
 
     def _flush(self) -> None:
