@@ -13,6 +13,7 @@ from gpuwatch.schema import (
     Ddp,
     Hello,
     HostSample,
+    IoSample,
     Loader,
     NodeFrame,
     PhasesNs,
@@ -22,6 +23,7 @@ from gpuwatch.schema import (
     RankState,
     Reading,
     SensorFrame,
+    Span,
     StepRecord,
     WorkerCost,
 )
@@ -110,23 +112,47 @@ def sensors(
     iowait: float | None = 0.0,
     ranks: Mapping[int, float | None] | None = None,
     workers: Mapping[int, Sequence[tuple[int, float | None, str]]] | None = None,
+    limits: Mapping[str, Reading] | None = None,
+    core_percents: tuple[float, ...] | None = None,
+    threads: float = 2.0,
+    io: Sequence[IoSample] = (),
 ) -> SensorFrame:
-    """A tick: `ranks` maps rank pid to CPU %, `workers` rank pid to (pid, CPU %, state letter)."""
+    """A tick: `ranks` maps rank pid to CPU %, `workers` rank pid to (pid, CPU %, state letter).
+
+    `limits` are more readings of every rank, `core_percents` by default the same on each core,
+    `threads` those of a worker, `io` disks and datasets.
+    """
+    free = {
+        "affinity_cores": Reading(float(cores), "", "test"),
+        "cpu_quota_cores": Reading(None, "", "test", state="na", reason="no CPU quota"),
+        **(limits or {}),
+    }
     processes = [
-        ProcessSample(pid, pid, "rank", "S", {"cpu_percent": percent(value)})
+        ProcessSample(pid, pid, "rank", "S", {"cpu_percent": percent(value), **free})
         for pid, value in (ranks or {}).items()
     ]
     for rank_pid, found in (workers or {}).items():
         processes += [
-            ProcessSample(pid, rank_pid, "worker", letter, {"cpu_percent": percent(value)})
+            ProcessSample(
+                pid,
+                rank_pid,
+                "worker",
+                letter,
+                {"cpu_percent": percent(value), "threads": Reading(threads, "", "test")},
+            )
             for pid, value, letter in found
         ]
+    if core_percents is None:
+        core_percents = () if cpu is None else (cpu,) * cores
     return SensorFrame(
         version=WIRE_VERSION,
         seq=seq,
         sent_s=T0_S,
         host=HostSample(
-            cores, {"cpu_percent": percent(cpu), "cpu_iowait_percent": percent(iowait)}
+            cores,
+            {"cpu_percent": percent(cpu), "cpu_iowait_percent": percent(iowait)},
+            core_percents,
+            tuple(io),
         ),
         gpus_reason="no NVIDIA driver",
         processes=tuple(processes),
@@ -174,6 +200,12 @@ class Trace:
         spike: Mapping[int, float] | None = None,
         gradient_bytes: int = 100 * 2**20,
         batch_ms: tuple[float, float, float] | None = None,
+        persistent_workers: bool = True,
+        memory_bytes: Sequence[int] | None = None,
+        first_batch_ms: Mapping[int, float] | None = None,
+        spans: Sequence[Span] = (),
+        more_hello: Mapping[str, Any] | None = None,
+        **more_sensors: Any,
     ) -> None:
         rng = random.Random(seed)
         world_size = len(ranks)
@@ -191,6 +223,9 @@ class Trace:
             for rank, phases in enumerate(own):
                 comm = slowest - sum(phases.values()) + moved if world_size > 1 else None
                 tags = ("first_batch", "warmup") if index == 0 else ()
+                if first_batch_ms and index in first_batch_ms:
+                    phases["data_wait"] = first_batch_ms[index]
+                    tags = ("first_batch",)
                 rows[rank].append(
                     record(
                         index,
@@ -201,16 +236,31 @@ class Trace:
                         queue_capacity=2 * num_workers if num_workers else None,
                         tags=tags,
                         loader="loader0",
+                        memory_bytes=(
+                            10**9 + rng.randrange(2**20)
+                            if memory_bytes is None
+                            else memory_bytes[index]
+                        ),
                     )
                 )
         for rank, row in enumerate(rows):
             pids = tuple(2000 + 100 * rank + i for i in range(num_workers))
+            described: dict[str, Any] = {"cores": cores, **(more_hello or {})}
             greeting = hello(
                 rank,
                 world_size,
-                cores=cores,
-                loaders=(Loader("loader0", num_workers, 2, batch_size=8, worker_pids=pids),),
+                loaders=(
+                    Loader(
+                        "loader0",
+                        num_workers,
+                        2,
+                        batch_size=8,
+                        worker_pids=pids,
+                        persistent_workers=persistent_workers,
+                    ),
+                ),
                 ddp=Ddp(gradient_bytes=gradient_bytes, backend="gloo") if world_size > 1 else None,
+                **described,
             )
             self.frames.append(
                 rank_frame(
@@ -219,6 +269,7 @@ class Trace:
                     rank=rank,
                     hello=greeting,
                     snapshot=True,
+                    spans=tuple(spans),
                     workers=worker_costs(pids, batch_ms) if batch_ms else (),
                 )
             )
@@ -233,6 +284,7 @@ class Trace:
                 ]
                 for r in range(world_size)
             },
+            **more_sensors,
         )
 
     @property

@@ -206,6 +206,11 @@ class _Lookout:
 def _missing(told: dict[str, object]) -> str:
     python = str(told.get("python") or "python")
     missing = str(told.get("missing") or "")
+    if missing.partition(".")[0] == "torch":
+        return (
+            "the job is not watched: the torch of that environment lacks something that gpuwatch "
+            f"needs ({told.get('words')}); type: {python} -m pip install --upgrade torch"
+        )
     if missing == "gpuwatch":
         why = "that environment has no gpuwatch"
     elif missing and not missing.startswith("gpuwatch"):

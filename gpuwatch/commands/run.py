@@ -18,6 +18,8 @@ HOOK = str(Path(__file__).resolve().parent.parent / "probe" / "hook")
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # what shells and env(1) exit with
 _NAME_CHARACTERS = 40
+_LAUNCHERS = ("torch.", "accelerate.")
+"""Packages of modules that are run (`-m`) to run a script."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -25,10 +27,19 @@ _NAME_CHARACTERS = 40
 @click.option(
     "--allow-control", is_flag=True, help="Let a monitor change what the training has allowed."
 )
+@click.option(
+    "--count-flops",
+    is_flag=True,
+    help="Count the FLOPs of one step, once; that step is much slower.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @click.pass_context
 def run(
-    ctx: click.Context, name: str | None, allow_control: bool, command: tuple[str, ...]
+    ctx: click.Context,
+    name: str | None,
+    allow_control: bool,
+    count_flops: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Run a training command and watch it, without a change to its script.
 
@@ -38,6 +49,8 @@ def run(
     if not command:
         raise click.UsageError("say what to run: gpuwatch run -- python train.py")
     environ = _own_environment()
+    if count_flops:
+        environ["GPUWATCH_COUNT_FLOPS"] = "1"
     if not _is_executable(command[0], environ):
         ctx.exit(_refuse(command[0], environ))
     _watch(command, environ, name, allow_control)
@@ -122,7 +135,7 @@ def _readable(command: Sequence[str]) -> str:
         if argument.endswith((".py", ".sh")):
             word = Path(argument).stem
             break
-        if command[at - 1] in {"-m", "--module"} and not argument.startswith("torch."):
+        if command[at - 1] in {"-m", "--module"} and not argument.startswith(_LAUNCHERS):
             word = argument.removesuffix(".__main__")
             break
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")

@@ -8,9 +8,19 @@ from operator import attrgetter
 
 from gpuwatch.diagnosis.types import Abstain, RunPicture
 from gpuwatch.schema import PhasesNs, StepRecord
+from gpuwatch.store.clocks import deciding, deciding_step_ns
 from gpuwatch.store.views import RankView, RunView
 
-__all__ = ["MIN_STEPS", "Aligned", "align", "mad_ms", "mean_ms", "ranks_text", "too_few"]
+__all__ = [
+    "MIN_STEPS",
+    "Aligned",
+    "align",
+    "clock_missing",
+    "mad_ms",
+    "mean_ms",
+    "ranks_text",
+    "too_few",
+]
 
 
 def mean_ms(values: Sequence[float]) -> float:
@@ -39,20 +49,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}"
 
 
-def deciding(record: StepRecord) -> PhasesNs:
-    """Return the phases of the clock that decides."""
-    if record.clock == "device" and record.device is not None:
-        return record.device
-    return record.host
-
-
 @dataclass(frozen=True)
 class Aligned:
     """Steady steps by index: every list is [rank][step], in ms.
 
-    Synchronous training keeps ranks in step, so the index aligns them without any clock. A phase
-    that is n/a counts as absent (0) in sums; `comm_known` says whether exposed communication was
-    measured at all.
+    Synchronous training keeps ranks in step, so the index aligns them without any clock. All times
+    are by the clock that decides. A phase that is n/a counts as absent (0) in sums; `comm_known`
+    says whether exposed communication was measured at all.
     """
 
     ranks: tuple[RankView, ...]
@@ -76,7 +79,7 @@ class Aligned:
     @cached_property
     def step_ms(self) -> list[list[float]]:
         """Step, [rank][step]."""
-        return [[r.step_ns / 1e6 for r in row] for row in self.records]
+        return [[deciding_step_ns(r) / 1e6 for r in row] for row in self.records]
 
     @cached_property
     def comm_ms(self) -> list[list[float]]:
@@ -85,8 +88,16 @@ class Aligned:
 
     @cached_property
     def data_wait_ms(self) -> list[list[float]]:
-        """Data wait, [rank][step]."""
+        """Data wait, [rank][step].
+
+        On the device's clock it is the part of the device stall that passes in a fetch: what the
+        host waits while the device is busy costs nothing, and is not in it.
+        """
         return self.phase_ms("data_wait")
+
+    def host_wait_ms(self, row: int) -> list[float]:
+        """Time of a rank's host in fetching, [step], whatever the device did meanwhile."""
+        return [(r.host.data_wait or 0) / 1e6 for r in self.records[row]]
 
     @cached_property
     def own_ms(self) -> list[list[float]]:
@@ -108,8 +119,8 @@ class Aligned:
 
     @property
     def comm_known(self) -> bool:
-        """Whether every rank measured exposed communication."""
-        return all(r.phases_ms.get("comm") is not None for r in self.ranks)
+        """Whether every rank measured exposed communication in each of the steps."""
+        return all(phases.comm is not None for row in self._phases for phases in row)
 
 
 MIN_STEPS = 8
@@ -122,6 +133,17 @@ def too_few(kind: str, aligned: "Aligned | None") -> Abstain | None:
     if count >= MIN_STEPS:
         return None
     return Abstain(kind, f"{MIN_STEPS} steady steps that all ranks share; {count} so far")
+
+
+def clock_missing(kind: str, aligned: Aligned) -> Abstain | None:
+    """Return the abstention of a rule where a GPU was not timed, None where every clock fits.
+
+    On a GPU the host runs ahead: its times say where it waited, not what took long.
+    """
+    for rank in aligned.ranks:
+        if rank.hello is not None and rank.hello.device != "cpu" and rank.clock != "device":
+            return Abstain(kind, "device timings: on a GPU the host clock runs ahead")
+    return None
 
 
 def align(picture: RunPicture) -> Aligned | None:

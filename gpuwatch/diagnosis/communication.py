@@ -5,6 +5,7 @@ Under synchronous training every rank has the same step, so step times say nothi
 communication is the transfer that no rank's lateness explains.
 """
 
+import math
 import statistics
 from dataclasses import replace
 
@@ -12,12 +13,14 @@ from gpuwatch.diagnosis.aligned import (
     MIN_STEPS,
     Aligned,
     align,
+    clock_missing,
     mad_ms,
     mean_ms,
     ranks_text,
     too_few,
 )
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
+from gpuwatch.diagnosis.machine import host_mean
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 
 __all__ = ["comm_bound", "straggler"]
@@ -41,6 +44,11 @@ BUSY_PERCENT = 90.0
 SCATTER = 3.0
 """A lag must exceed this many standard errors of its median; on a busy machine a share of the step
 alone called a healthy run late."""
+
+ROTATES = 4.0
+"""... and where the late rank changes, the lag must exceed so many MADs of own times, and one more
+for each doubling of the ranks: the largest of n samples lies 1.7 MADs above the others for two
+ranks, 4.8 for 1,024, by chance alone."""
 
 MEDIAN_ERROR = 1.858
 """Standard error of a median from the MAD: 1.4826 (MAD to sigma) x 1.2533 (mean to median)."""
@@ -67,16 +75,14 @@ def _distributed(picture: RunPicture, kind: str) -> Aligned | Abstain | None:
         )
     if not aligned.comm_known:
         return Abstain(kind, "exposed communication of every rank")
-    first = aligned.ranks[0]
-    if first.hello is not None and first.hello.device != "cpu" and first.clock == "host":
-        return Abstain(kind, "device timings: on a GPU the host clock runs ahead")
-    return aligned
+    return clock_missing(kind, aligned) or aligned
 
 
 def straggler(picture: RunPicture) -> Outcome:
-    """One rank is last in most steps, and the others wait for it.
+    """One rank is last in most steps, or another one in each, and the others wait for it.
 
-    cost = own time of that rank - median own time of the others.
+    cost = own time of that rank - median own time of the others; where the late rank changes, the
+    mean over the steps of the same difference.
     """
     return picture.once("straggler", lambda: _straggler(picture))
 
@@ -106,7 +112,7 @@ def _straggler(picture: RunPicture) -> Outcome:
         or statistics.median(lags_ms) < SCATTER * error_ms
         or last_in < (LAST_IN_OF_TWO if len(own) == 2 else LAST_IN)
     ):
-        return None
+        return _rotating(picture, aligned)
     excess = {
         phase: means[row] - statistics.median(means[i] for i in others)
         for phase in _OWN_PHASES
@@ -120,6 +126,105 @@ def _straggler(picture: RunPicture) -> Outcome:
     return found if last_in >= HELD_HIGH else _doubted(picture, found)
 
 
+def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
+    """Return the finding of ranks that are late in turn, None where their lateness is scatter."""
+    own = aligned.own_ms
+    count = len(own)
+    lasts = [max(range(count), key=lambda r: own[r][s]) for s in range(aligned.count)]
+    lags_ms = [
+        own[last][s] - statistics.median(own[r][s] for r in range(count) if r != last)
+        for s, last in enumerate(lasts)
+    ]
+    step_ms = aligned.mean_step_ms
+    lag_ms = mean_ms(lags_ms)
+    held = mean_ms([lag >= SHARE_WARNING * step_ms for lag in lags_ms])
+    # How much a rank's own time scatters where it is not the late one.
+    scatters = [
+        mad_ms(calm)
+        for r in range(count)
+        if len(calm := [own[r][s] for s, last in enumerate(lasts) if last != r]) >= MIN_STEPS
+    ]
+    if not scatters:
+        return None
+    scatter_ms = statistics.median(scatters)
+    least_ms = max(FLOOR_MS, SHARE_WARNING * step_ms, (ROTATES + math.log2(count)) * scatter_ms)
+    if held < HELD_IN or statistics.median(lags_ms) < least_ms:
+        return None
+    phase, covered = _late_phase(aligned, lasts, lag_ms)
+    if phase == "data_wait" and starved_ranks(picture, aligned):
+        return None  # the loader is the cause, and names them
+    times = {r: lasts.count(r) for r in range(count)}
+    late = [r for r in range(count) if times[r] >= 0.1 * aligned.count] or [
+        max(times, key=times.__getitem__)
+    ]
+    numbers = tuple(aligned.ranks[r].rank for r in late)
+    share = lag_ms / step_ms
+    critical = share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
+    finding = Finding(
+        kind="straggler",
+        severity="critical" if critical else "warning",
+        ranks=tuple(sorted(numbers)),
+        nodes=tuple(sorted({aligned.ranks[r].node for r in late})),
+        cost_ms=lag_ms,
+        share=share,
+        confidence="high" if held >= HELD_HIGH and covered >= 0.8 else "medium",
+        summary=(
+            f"another rank is late in each step, by {lag_ms:.0f} of {step_ms:.0f} ms in {phase}: "
+            f"{ranks_text(numbers)} take turns"
+        ),
+        evidence=(
+            Evidence(
+                "lag",
+                round(lag_ms, 2),
+                "ms",
+                f"own times scatter by {scatter_ms:.1f} ms otherwise",
+                "largest own time of a step - median of the other ranks",
+            ),
+            Evidence(
+                "last_in",
+                round(max(times.values()) / aligned.count * 100),
+                "%",
+                f"of the steps the same rank is last, at most; fixed from {LAST_IN:.0%}",
+                "largest own time of the step",
+            ),
+            Evidence(
+                f"{phase}_excess",
+                round(covered * lag_ms, 2),
+                "ms",
+                f"{covered:.0%} of the lag",
+                "phase of the late rank, against its own median",
+            ),
+        ),
+        ruled_out=(
+            "one slow rank: the late rank changes",
+            f"network: transfer {mean_ms(aligned.transfer_ms):.1f} ms",
+        ),
+        hints=(
+            Hint(
+                change=(
+                    f"find what is uneven in {phase}: batches of different length, garbage "
+                    f"collection, a shared disk or core; predicted step {step_ms:.0f} -> "
+                    f"{step_ms - lag_ms:.0f}..{step_ms - lag_ms / 2:.0f} ms"
+                ),
+                knob=phase,
+                predicted_ms=(step_ms - lag_ms, step_ms - lag_ms / 2),
+            ),
+        ),
+    )
+    return _doubted(picture, finding)
+
+
+def _late_phase(aligned: Aligned, lasts: list[int], lag_ms: float) -> tuple[str, float]:
+    """Return the phase in which the late ranks are late, and its share of the lag."""
+    excess = {}
+    for phase in _OWN_PHASES:
+        rows = aligned.phase_ms(phase)
+        usual = [statistics.median(row) for row in rows]
+        excess[phase] = mean_ms([rows[r][s] - usual[r] for s, r in enumerate(lasts)])
+    phase = max(excess, key=excess.__getitem__)
+    return phase, max(0.0, min(1.0, excess[phase] / lag_ms)) if lag_ms else 0.0
+
+
 def _doubted(picture: RunPicture, finding: Finding) -> Finding:
     """Return the finding as a note where its ranks compute on CPUs that have no core to spare.
 
@@ -128,17 +233,16 @@ def _doubted(picture: RunPicture, finding: Finding) -> Finding:
     """
     on_cpu = any(r.hello is not None and r.hello.device == "cpu" for r in picture.run.ranks)
     for name in finding.nodes:
-        node = picture.node(name)
-        reading = node.host.readings.get("cpu_percent") if node and node.host else None
-        busy = reading.value if reading is not None else None
-        if on_cpu and busy is not None and busy >= BUSY_PERCENT:
+        busy = host_mean(picture.node(name), "cpu_percent")
+        if on_cpu and (busy is None or busy >= BUSY_PERCENT):
+            seen = f"at {busy:.0f} % CPU" if busy is not None else "not seen yet"
             return replace(
                 finding,
                 severity="note",
                 confidence="low",
                 ruled_out=(
                     *finding.ruled_out,
-                    f"contention: not ruled out, {name} is at {busy:.0f} % CPU",
+                    f"contention: not ruled out, {name} is {seen}",
                 ),
             )
     return finding

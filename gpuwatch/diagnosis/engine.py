@@ -5,7 +5,23 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpuwatch.diagnosis.communication import comm_bound, straggler
+from gpuwatch.diagnosis.hang import hang
+from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import loader_few_workers
+from gpuwatch.diagnosis.loading import (
+    collate_ipc,
+    cpu_decode_aug,
+    loader_oversub,
+    storage_slow,
+)
+from gpuwatch.diagnosis.memory import cpu_leak, gpu_leak
+from gpuwatch.diagnosis.periodic import (
+    stall_checkpoint,
+    stall_log_sync,
+    stall_prefetch_burst,
+    stall_validation,
+    worker_restart,
+)
 from gpuwatch.diagnosis.types import Abstain, Finding, Rule, RunDiagnosis, RunPicture
 from gpuwatch.store.views import RunView, View
 
@@ -14,8 +30,22 @@ __all__ = ["RULES", "Engine", "diagnose_run"]
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "loader_few_workers": loader_few_workers,
+        "cpu_decode_aug": cpu_decode_aug,
+        "storage_slow": storage_slow,
+        "loader_oversub": loader_oversub,
+        "collate_ipc": collate_ipc,
+        "worker_restart": worker_restart,
+        "stall_prefetch_burst": stall_prefetch_burst,
+        "stall_checkpoint": stall_checkpoint,
+        "stall_validation": stall_validation,
+        "stall_log_sync": stall_log_sync,
         "straggler": straggler,
         "comm_bound": comm_bound,
+        "hang": hang,
+        "gpu_leak": gpu_leak,
+        "cpu_leak": cpu_leak,
+        "cpu_quota": cpu_quota,
+        "cpu_affinity": cpu_affinity,
     }
 )
 """Every rule under the kind it finds. A new kind is a function and a line here."""

@@ -9,22 +9,24 @@ queue is empty.
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuwatch.diagnosis.aligned import (
     MIN_STEPS,
     Aligned,
     align,
+    clock_missing,
     mad_ms,
     mean_ms,
     ranks_text,
     too_few,
 )
+from gpuwatch.diagnosis.machine import host_mean, reading, use_of, value
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
-from gpuwatch.schema import Loader, ProcessSample, Reading
-from gpuwatch.store.views import NodeView, RankView
+from gpuwatch.schema import Loader, ProcessSample
+from gpuwatch.store.views import RankView
 
-__all__ = ["loader_few_workers", "starved_ranks"]
+__all__ = ["Model", "Starvation", "loader_few_workers", "starvation", "starved_ranks"]
 
 SHARE_WARNING = 0.10
 SHARE_CRITICAL = 0.20
@@ -61,6 +63,10 @@ BUSY = 0.7
 """Share of the time that workers must spend on batches to be the limit. Measured with an empty
 queue: 0.96-1.00 (`benchmarks/bench_workers.py`); the rest is taking orders and handing over."""
 
+SATURATED = 0.85
+"""... and from here on they are the limit whatever the queue looks like: workers that started
+together finish together, so that one step waits for all of them and the next for none."""
+
 CROWDED = 0.9
 """Of the cores busy: time that is not CPU may be waiting for a core."""
 
@@ -81,7 +87,7 @@ SPREAD = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class Model:
     """What the loader model knows of one rank; times in ms, CPU in cores."""
 
     rank: RankView
@@ -96,18 +102,15 @@ class _Model:
     """Share of its time that a worker spends on batches, by its own clock; None if not timed."""
     worker_cpu: float | None
     blocked: float | None
+    runnable: float | None
+    """Share of their time in which workers had a core, or waited for one."""
     main_cpu_percent: float | None
     depth: float | None
 
     @property
     def workers(self) -> int | None:
+        """As configured; None where the loader's arguments are not known."""
         return None if self.loader is None else self.loader.num_workers
-
-
-def _value(reading: Reading | None) -> float | None:
-    if reading is None or reading.state not in {"ok", "stale"}:
-        return None
-    return reading.value
 
 
 def _workers_of(rank: RankView, loader: Loader | None) -> tuple[ProcessSample, ...]:
@@ -116,7 +119,7 @@ def _workers_of(rank: RankView, loader: Loader | None) -> tuple[ProcessSample, .
     return named or rank.workers
 
 
-def _model(aligned: Aligned, row: int) -> _Model:
+def _model(aligned: Aligned, row: int) -> Model:
     rank = aligned.ranks[row]
     waits_ms = aligned.data_wait_ms[row]
     steps_ms = aligned.step_ms[row]
@@ -128,13 +131,21 @@ def _model(aligned: Aligned, row: int) -> _Model:
     batches = mean_ms([r.batches for r in aligned.records[row]])
     held = mean_ms([w >= SHARE_WARNING * s for w, s in zip(waits_ms, steps_ms, strict=True)])
     processes = _workers_of(rank, loader)
-    shares = [
-        v / 100 for p in processes if (v := _value(p.readings.get("cpu_percent"))) is not None
-    ]
+    if rank.worker_means:
+        shares = [
+            means.readings["cpu_percent"] / 100
+            for means in rank.worker_means
+            if "cpu_percent" in means.readings
+        ]
+    else:
+        shares = [
+            v / 100 for p in processes if (v := value(p.readings.get("cpu_percent"))) is not None
+        ]
     worker_cpu = statistics.fmean(shares) if shares else None
     batch_ms = batch_cpu_ms = collate_ms = busy = None
     if loader is not None and loader.num_workers == 0:
-        batch_ms = wait_ms / batches
+        # Fetching is making the batch then, behind a busy device or not.
+        batch_ms = mean_ms(aligned.host_wait_ms(row)) / batches
     elif loader is not None and rank.batch_wall_ms:
         batch_ms = rank.batch_wall_ms
         batch_cpu_ms = rank.batch_cpu_ms
@@ -146,7 +157,7 @@ def _model(aligned: Aligned, row: int) -> _Model:
         batch_ms = loader.num_workers * step_ms / batches
         if shares:
             batch_cpu_ms = sum(shares) * step_ms / batches
-    return _Model(
+    return Model(
         rank=rank,
         loader=loader,
         wait_ms=wait_ms,
@@ -157,41 +168,53 @@ def _model(aligned: Aligned, row: int) -> _Model:
         collate_ms=collate_ms,
         busy=busy,
         worker_cpu=worker_cpu,
-        blocked=(sum(p.status == "D" for p in processes) / len(processes) if processes else None),
-        main_cpu_percent=(
-            _value(rank.process.readings.get("cpu_percent")) if rank.process is not None else None
+        blocked=_blocked(rank, processes),
+        runnable=(
+            statistics.fmean(means.runnable for means in rank.worker_means)
+            if rank.worker_means
+            else None
         ),
+        main_cpu_percent=reading(rank, "cpu_percent"),
         depth=rank.queue_depth,
     )
 
 
-def _waits(model: _Model, step_ms: float) -> bool:
+def _blocked(rank: RankView, processes: tuple[ProcessSample, ...]) -> float | None:
+    """Return the share of the workers' time in state D, over the ticks that there are."""
+    if rank.worker_means:
+        return statistics.fmean(means.blocked for means in rank.worker_means)
+    return sum(p.status == "D" for p in processes) / len(processes) if processes else None
+
+
+def waits_for_batches(model: Model, step_ms: float) -> bool:
     """Whether the rank waits for an empty queue, whoever leaves it empty."""
-    if model.wait_ms < max(FLOOR_MS, SHARE_WARNING * step_ms) or model.held < HELD_IN:
+    if model.wait_ms < max(FLOOR_MS, SHARE_WARNING * step_ms):
+        return False
+    if model.workers and model.busy is not None and model.busy >= SATURATED:
+        return True  # the loader's rate is the step's, however the waits fall
+    if model.held < HELD_IN:
         return False
     if not model.workers:
         return True
     return model.depth is None or model.depth < EMPTY_QUEUE
 
 
-def _is_starved(model: _Model, step_ms: float) -> bool:
-    return _waits(model, step_ms) and (model.busy is None or model.busy >= BUSY)
-
-
-def _models(picture: RunPicture, aligned: Aligned) -> list[_Model]:
+def models_of(picture: RunPicture, aligned: Aligned) -> list[Model]:
     return picture.once(
         "loader_models", lambda: [_model(aligned, row) for row in range(len(aligned.ranks))]
     )
 
 
 def starved_ranks(picture: RunPicture, aligned: Aligned) -> tuple[int, ...]:
-    """Return the ranks that wait for an empty loader queue in most of their steps."""
-    step_ms = aligned.mean_step_ms
-    return tuple(m.rank.rank for m in _models(picture, aligned) if _is_starved(m, step_ms))
+    """Return the ranks that wait for their loader."""
+    seen = picture.once("starvation", lambda: _starvation(picture, aligned))
+    if seen is None:
+        return ()
+    return tuple(m.rank.rank for m in seen.starved if m.busy is None or m.busy >= BUSY)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cores:
+class Cores:
     """CPU of the nodes that hold the starved ranks: the tightest of them."""
 
     cores: int
@@ -201,35 +224,99 @@ class _Cores:
     """The step cannot be shorter: CPU work of a step over the cores that others leave."""
 
 
-def _cores(picture: RunPicture, ranks: list[RankView], step_ms: float) -> _Cores | None:
-    tightest: _Cores | None = None
+def cores_of_ranks(picture: RunPicture, ranks: list[RankView], step_ms: float) -> Cores | None:
+    tightest: Cores | None = None
     for name in sorted({r.node for r in ranks}):
-        found = _node_cores(picture.node(name), [r for r in ranks if r.node == name], step_ms)
+        found = _node_cores(picture, name, [r for r in ranks if r.node == name], step_ms)
         if found is not None and (tightest is None or found.floor_ms > tightest.floor_ms):
             tightest = found
     return tightest
 
 
-def _node_cores(node: NodeView | None, ranks: list[RankView], step_ms: float) -> _Cores | None:
-    if node is None or node.host is None:
+def _node_cores(
+    picture: RunPicture, name: str, ranks: list[RankView], step_ms: float
+) -> Cores | None:
+    use = use_of(picture, name, ranks)
+    if use is None:
         return None
-    total = _value(node.host.readings.get("cpu_percent"))
-    if total is None or not node.host.cores:
+    free = max(FAIR_SHARE * use.cores, use.cores - max(0.0, use.busy - use.ours))
+    return Cores(use.cores, use.busy, use.ours, use.ours * step_ms / free)
+
+
+@dataclass(frozen=True, slots=True)
+class Starvation:
+    """Ranks that wait for data, and what is known about why; times in ms a step."""
+
+    aligned: Aligned
+    starved: list[Model]
+    models: list[Model]
+    cores: Cores | None
+    step_ms: float
+    without_wait: list[float]
+    """The step if nobody waited for data, [step]: the slowest rank's own time, plus transfer."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that wait, sorted."""
+        return tuple(sorted(m.rank.rank for m in self.starved))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Their nodes, sorted."""
+        return tuple(sorted({m.rank.node for m in self.starved}))
+
+    @property
+    def worst(self) -> Model:
+        """The rank that waits longest."""
+        return max(self.starved, key=lambda m: m.wait_ms)
+
+    def severity(self, share: float) -> str:
+        """Return how severe a cost of this share of the step is."""
+        critical = share >= SHARE_CRITICAL and self.aligned.count >= CRITICAL_STEPS
+        return "critical" if critical else "warning"
+
+    @property
+    def floor_ms(self) -> float:
+        """A cost below it may be scatter."""
+        return max(FLOOR_MS, SHARE_WARNING / 2 * self.step_ms, SCATTER * mad_ms(self.without_wait))
+
+
+def starvation(picture: RunPicture, kind: str) -> Starvation | Abstain | None:
+    """Return the ranks that wait for data, whatever the cause; or why that cannot be said."""
+    aligned = align(picture)
+    if aligned is None or aligned.count < MIN_STEPS:
+        return too_few(kind, aligned)
+    missing = clock_missing(kind, aligned)
+    if missing is not None:
+        return missing
+    if all(r.phases_ms.get("data_wait") is None for r in aligned.ranks):
+        return Abstain(kind, "a DataLoader: no batch fetch was seen")
+    return picture.once("starvation", lambda: _starvation(picture, aligned))
+
+
+def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
+    step_ms = aligned.mean_step_ms
+    models = models_of(picture, aligned)
+    starved = [m for m in models if waits_for_batches(m, step_ms)]
+    if not starved:
         return None
-    allowed = [r.hello.cores for r in ranks if r.hello is not None and r.hello.cores]
-    cores = min([node.host.cores, *allowed])
-    shares = [
-        _value(process.readings.get("cpu_percent"))
-        for rank in ranks
-        for process in (rank.process, *rank.workers)
-        if process is not None
+    # A rank whose loader is as slow may do its waiting in a collective, for the others.
+    starved += [
+        m
+        for m in models
+        if m not in starved and m.workers and (m.busy or 0.0) >= SATURATED and m.wait_ms >= FLOOR_MS
     ]
-    if any(share is None for share in shares) or not shares:
-        return None
-    ours = sum(share or 0.0 for share in shares) / 100
-    busy = total / 100 * node.host.cores
-    free = max(FAIR_SHARE * cores, cores - max(0.0, busy - ours))
-    return _Cores(cores, busy, ours, ours * step_ms / free)
+    without_wait = [
+        max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
+        for owns, waits, transfer in zip(
+            zip(*aligned.own_ms, strict=True),
+            zip(*aligned.data_wait_ms, strict=True),
+            aligned.transfer_ms,
+            strict=True,
+        )
+    ]
+    cores = cores_of_ranks(picture, list(aligned.ranks), step_ms)
+    return Starvation(aligned, starved, models, cores, step_ms, without_wait)
 
 
 def loader_few_workers(picture: RunPicture) -> Outcome:
@@ -242,51 +329,47 @@ def loader_few_workers(picture: RunPicture) -> Outcome:
 
 
 def _loader_few_workers(picture: RunPicture) -> Outcome:
-    aligned = align(picture)
-    if aligned is None or aligned.count < MIN_STEPS:
-        return too_few("loader_few_workers", aligned)
-    first = aligned.ranks[0]
-    if first.hello is not None and first.hello.device != "cpu" and first.clock == "host":
-        return Abstain("loader_few_workers", "device timings: on a GPU the host clock runs ahead")
-    if all(r.phases_ms.get("data_wait") is None for r in aligned.ranks):
-        return Abstain("loader_few_workers", "a DataLoader: no batch fetch was seen")
-    step_ms = aligned.mean_step_ms
-    models = _models(picture, aligned)
-    starved = [m for m in models if _is_starved(m, step_ms)]
-    if not starved:
-        idle = [m.busy for m in models if m.busy is not None and _waits(m, step_ms)]
-        if idle:
-            return Abstain(
-                "loader_few_workers",
-                f"what is between the workers and the step: they make batches {max(idle):.0%} of "
-                f"the time, so more of them would not help, yet none is ready",
-            )
+    from gpuwatch.diagnosis.loading import other_cause
+
+    seen = starvation(picture, "loader_few_workers")
+    if not isinstance(seen, Starvation):
+        return seen
+    step_ms = seen.step_ms
+    starved = [m for m in seen.starved if m.busy is None or m.busy >= BUSY]
+    if other_cause(picture, seen):
         return None
+    if not starved:
+        idle = [m.busy for m in seen.starved if m.busy is not None]
+        return Abstain(
+            "loader_few_workers",
+            f"what is between the workers and the step: they make batches {max(idle):.0%} of "
+            f"the time, so more of them would not help, yet none is ready",
+        )
     if any(m.batch_ms is None for m in starved):
         return Abstain("loader_few_workers", "the loader's arguments: no hello names them")
-    without_wait = [
-        max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
-        for owns, waits, transfer in zip(
-            zip(*aligned.own_ms, strict=True),
-            zip(*aligned.data_wait_ms, strict=True),
-            aligned.transfer_ms,
-            strict=True,
-        )
-    ]
-    cores = _cores(picture, list(aligned.ranks), step_ms)
-    limit_ms = max(mean_ms(without_wait), cores.floor_ms if cores is not None else 0.0)
-    cost_ms = step_ms - limit_ms
-    floor_ms = max(FLOOR_MS, SHARE_WARNING / 2 * step_ms, SCATTER * mad_ms(without_wait))
-    if cost_ms < floor_ms:
+    seen = replace(seen, starved=starved)
+    limit_ms = max(
+        mean_ms(seen.without_wait), seen.cores.floor_ms if seen.cores is not None else 0.0
+    )
+    if step_ms - limit_ms < seen.floor_ms:
         return None
-    return _finding(aligned, starved, models, cores, step_ms, limit_ms, without_wait, picture)
+    return _finding(
+        seen.aligned,
+        starved,
+        seen.models,
+        seen.cores,
+        step_ms,
+        limit_ms,
+        seen.without_wait,
+        picture,
+    )
 
 
 def _finding(
     aligned: Aligned,
-    starved: list[_Model],
-    models: list[_Model],
-    cores: _Cores | None,
+    starved: list[Model],
+    models: list[Model],
+    cores: Cores | None,
     step_ms: float,
     limit_ms: float,
     without_wait: list[float],
@@ -325,7 +408,7 @@ def _finding(
 
 
 def _evidence(
-    aligned: Aligned, worst: _Model, others: list[_Model], step_ms: float
+    aligned: Aligned, worst: Model, others: list[Model], step_ms: float
 ) -> tuple[Evidence, ...]:
     elsewhere = (
         f"{mean_ms([m.wait_ms for m in others]):.1f} ms "
@@ -335,7 +418,11 @@ def _evidence(
     )
     found = [
         Evidence(
-            "data_wait", round(worst.wait_ms, 2), "ms", elsewhere, "host clock, mean of window"
+            "data_wait",
+            round(worst.wait_ms, 2),
+            "ms",
+            elsewhere,
+            f"{worst.rank.clock} clock, mean of window",
         ),
         Evidence(
             "steps_that_wait",
@@ -370,7 +457,7 @@ def _evidence(
     return tuple(found)
 
 
-def _batch_evidence(model: _Model, workers: int) -> list[Evidence]:
+def _batch_evidence(model: Model, workers: int) -> list[Evidence]:
     """What a batch costs, by the best clock there is."""
     cpu = (
         f"{model.batch_cpu_ms:.0f} ms of it CPU"
@@ -396,13 +483,13 @@ def _batch_evidence(model: _Model, workers: int) -> list[Evidence]:
 
 
 def _look_alikes(
-    aligned: Aligned, starved: list[_Model], cores: _Cores | None, picture: RunPicture
+    aligned: Aligned, starved: list[Model], cores: Cores | None, picture: RunPicture
 ) -> tuple[list[str], list[str]]:
     """Return (what a number excluded, what no number could exclude)."""
     out: list[str] = []
     unsure: list[str] = []
     node = picture.node(starved[0].rank.node)
-    iowait = _value(node.host.readings.get("cpu_iowait_percent")) if node and node.host else None
+    iowait = host_mean(node, "cpu_iowait_percent")
     blocked = [m.blocked for m in starved if m.blocked is not None]
     in_process = not starved[0].workers
     if iowait is None or (not blocked and not in_process):
@@ -464,8 +551,8 @@ def _look_alikes(
 
 
 def _hints(
-    starved: list[_Model],
-    cores: _Cores | None,
+    starved: list[Model],
+    cores: Cores | None,
     step_ms: float,
     limit_ms: float,
     without_wait: list[float],

@@ -52,8 +52,9 @@ class GpuwatchCallback(Callback):
         gpuwatch.annotate(epoch=trainer.current_epoch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
+            shares = trainer.accumulate_grad_batches
             # Lightning gives its share of the accumulated loss.
-            gpuwatch.annotate(loss=loss.detach() * trainer.accumulate_grad_batches)
+            gpuwatch.annotate(loss=loss if shares == 1 else loss.detach() * shares)
 
     def _begin(self, *_: Any) -> None:
         self._spans.enter_context(gpuwatch.span("eval"))

@@ -53,7 +53,9 @@ def _warn(text: str) -> None:
             print(f"gpuwatch: {text}", file=sys.stderr)  # noqa: T201
 
 
-def watch(*, name: str | None = None, allow_control: bool = False) -> None:
+def watch(
+    *, name: str | None = None, allow_control: bool = False, count_flops: bool = False
+) -> None:
     """Watch the training in this process; call it once, before the loop.
 
     Every DataLoader fetch, backward, optimizer step and collective of this process is timed from
@@ -63,10 +65,11 @@ def watch(*, name: str | None = None, allow_control: bool = False) -> None:
     Args:
         name: what people call this run; the run id stays what the launcher gave.
         allow_control: let a monitor change what the script has registered as a knob.
+        count_flops: count the FLOPs of one step, once; that step is much slower, and tagged.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return  # a spawned child that imports the main script again, a loader worker say
-    _begin(name or "", allow_control)
+    _begin(name or "", allow_control, count_flops)
 
 
 def _watch_when_training() -> None:
@@ -89,11 +92,25 @@ def _watch_when_training() -> None:
             _pending.arm()
         except ImportError:
             raise
+        except AttributeError as exc:
+            raise ImportError(str(exc), name="torch") from exc
         except Exception as exc:
             _warn(f"not watching: {type(exc).__name__}: {exc}")
 
 
-def _begin(name: str = "", control: bool = False) -> None:
+def _why_not(exc: Exception) -> str:
+    """Return why this process is not watched."""
+    torch = sys.modules.get("torch")
+    name = str(getattr(exc, "name", None) or "")
+    if torch is not None and (name.partition(".")[0] == "torch" or isinstance(exc, AttributeError)):
+        version = getattr(torch, "__version__", "of no version")
+        return f"torch {version} lacks something that gpuwatch needs ({exc})"
+    if isinstance(exc, ImportError):
+        return f"{name or exc} is not installed in this environment"
+    return f"{type(exc).__name__}: {exc}"
+
+
+def _begin(name: str = "", control: bool = False, count_flops: bool = False) -> None:
     """Watch this process; never raises. `gpuwatch run` may have said more than the script."""
     global _probe, _hooked
     with _lock:
@@ -101,12 +118,11 @@ def _begin(name: str = "", control: bool = False) -> None:
             return
         name = name or os.environ.get("GPUWATCH_RUN_NAME", "")
         control = control or os.environ.get("GPUWATCH_ALLOW_CONTROL") == "1"
+        count_flops = count_flops or os.environ.get("GPUWATCH_COUNT_FLOPS") == "1"
         try:
-            _probe = _start(name, control)
-        except ImportError as exc:
-            _warn(f"not watching: {exc.name or exc} is not installed in this environment")
+            _probe = _start(name, control, count_flops)
         except Exception as exc:
-            _warn(f"not watching: {type(exc).__name__}: {exc}")
+            _warn(f"not watching: {_why_not(exc)}")
         if _probe is not None and not _hooked:
             _hooked = True
             atexit.register(_at_exit)
@@ -140,7 +156,7 @@ def _install(trains: Callable[[], None]) -> "Pending":
     return Pending(recorder, marks, notices, trains)
 
 
-def _start(name: str, control: bool) -> _Probe:
+def _start(name: str, control: bool, count_flops: bool) -> _Probe:
     global _pending
     from gpuwatch.probe.identity import identify
     from gpuwatch.probe.telemetry import Telemetry
@@ -148,6 +164,8 @@ def _start(name: str, control: bool) -> _Probe:
     pending, _pending = _pending or _install(_begin), None
     pending.disarm()
     recorder, marks, notices = pending.recorder, pending.marks, pending.notices
+    if count_flops:
+        marks.signals.ask_for_flops()
 
     try:
         recorder.distributed = identify().world_size > 1
@@ -272,7 +290,8 @@ def annotate(
         samples: samples of the present step on this rank, where a batch is no tensor.
         tokens: tokens of the present step on this rank.
         loss: a number, or a tensor with one element. A tensor on the CPU is read by the telemetry
-            thread; one on a device is not read, for that would synchronize.
+            thread; one on a CUDA device is copied beside the training, at most ten times a second,
+            and read when it has arrived. Nothing waits for it.
         epoch: the present epoch, fractions allowed.
         total_steps: optimizer steps that the run means to take.
         dataset_path: where the data lies, so that its disk can be named.
@@ -302,12 +321,10 @@ def _annotate(
 ) -> None:
     telemetry = probe.telemetry
     if loss is not None:
-        if hasattr(loss, "detach"):
-            loss = loss.detach() if loss.device.type == "cpu" else None
-        else:
-            loss = float(loss)
-        telemetry.loss = loss
-        if loss is not None and probe.marks.here():
+        loss = loss.detach() if hasattr(loss, "detach") else float(loss)
+        # Of one on a device the state shows what has come from there with a step.
+        telemetry.loss = loss if getattr(loss, "is_cpu", True) else None
+        if probe.marks.here():
             probe.recorder.note("loss", loss)
     if epoch is not None:
         telemetry.epoch = float(epoch)

@@ -31,10 +31,18 @@ iterator, or, where nothing fetches, at the optimizer's end. Where the iterator 
 last backward (look-ahead), the optimizer's end is the end of the last step. `step()` alone closes
 steps once it has been used.
 
+**An optimizer that nobody sees**: compiled into a step with the rest, or none of torch's. As long
+as there was no attempt, every backward says whether the weights have changed since the one before.
+If so, a step has ended in between: at the fetch, or, where nothing fetches, at the end of the
+backward. The optimizer's time is in `other` then. Where weights change unseen as well, a whole
+epoch without an attempt (or `_MOST_UNSEEN` backwards) tells it, and from then on each backward is a
+step.
+
 The marks arrive as events (`gpuwatch.probe.events`) and are lived through again in the telemetry
 thread, on a clock that shows the time each mark was made.
 """
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable
@@ -73,6 +81,7 @@ _WARMUP_STEPS = 1
 _DDP_FIRST_STEPS = 2
 # So many equal steps after the first tell how many batches a backward consumes.
 _EQUAL_STEPS = 2
+_MOST_UNSEEN = 512
 _MOST_AHEAD = 4096
 """Batches a loader may be ahead; of an evaluation the older ones are forgotten."""
 
@@ -155,6 +164,10 @@ _PHASE_NAMES = (*PHASE_INDEX, "other", "optimizer")
 _BUCKET = [0] * 9
 
 
+_Batch = tuple[int | None, int | None, Any]
+"""Samples, tokens and padding of a batch, None where that cannot be told or was not looked at."""
+
+
 class _Loader:
     """What is known of one loader."""
 
@@ -175,8 +188,8 @@ class _Loader:
 
     def __init__(self, key: str) -> None:
         self.key = key
-        # Samples of the batches that nobody has consumed yet, None where that cannot be told.
-        self.ahead: deque[int | None] = deque(maxlen=_MOST_AHEAD)
+        # Of the batches that nobody has consumed yet.
+        self.ahead: deque[_Batch] = deque(maxlen=_MOST_AHEAD)
         self.fetched = 0  # batches in this step
         self.ended = False  # its iterator is exhausted
         self.trained = False
@@ -261,6 +274,9 @@ class Accountant:
         self.index = 0
         self.manual = False
         self.h2d_marked = False
+        self.unseen = False  # weights change, and no optimizer step is seen
+        self.stepped = self.went_back = False  # an optimizer has, a backward has been seen
+        self._each = False  # of those unseen, each backward is taken for one
         self.last_ns = clock()
         self._nowhere = _BUCKET.copy()
         self._loaders: dict[str, _Loader] = {}
@@ -268,6 +284,16 @@ class Accountant:
         self._turns = 0  # steps that have closed since
         self._trained: list[_Loader] = []  # of the last step that consumed batches
         self._begin_anew()
+
+    def twin(self, clock: Callable[[], int]) -> "Accountant":
+        """Return one that goes on from this moment on another clock, with nothing in `out`."""
+        # The memo says what is not to be copied, and what is there instead.
+        memo: dict[int, Any] = {id(self.clock): clock, id(self.out): deque()}
+        memo[id(self._notes)] = None
+        for loader in self._loaders.values():
+            # What is left with a step and with a batch may be a tensor, and means nothing there.
+            memo.update((id(padding), None) for *_, padding in loader.ahead)
+        return copy.deepcopy(self, memo)
 
     def _begin_anew(self) -> None:
         """Nothing is open, pending or counted."""
@@ -293,8 +319,10 @@ class Accountant:
         self._fresh = True  # nothing has been put into `_acc`
         self._start_ns = now
         self._attempted = self._fetched = self._first = self._skipped = False
+        self._told: tuple[str, ...] = ()  # tags from outside
         self._stepped: dict[int, int] = {}  # the optimizers and their backwards
         self._at_attempt: tuple[list[int], int, int] | None = None
+        self._at_backward: tuple[list[int], int, int] | None = None
         self._used: list[_Loader] = []
         self._between = False  # an epoch has ended and nothing but time has passed since
         self._backwards = 0
@@ -394,6 +422,11 @@ class Accountant:
         self._no_fetch = False
         if self._attempted and not self.manual:
             self._close_before_fetch(now)
+        elif self._each and self._backwards and not self.manual:
+            if self._pending:
+                self._commit(OTHER)
+            self._settle(OTHER)
+            self._close(now)
         elif not self._pending and not self._idle:
             if self._between and not self._backwards:
                 self._drop(now)
@@ -448,8 +481,13 @@ class Accountant:
         self._start_ns = now
         self._between = False
 
-    def fetch_end(self, samples: int | None) -> None:
-        """The batch is there; `samples` in it, None if that cannot be told."""
+    def fetch_end(
+        self, samples: int | None, tokens: int | None = None, padding: Any = None
+    ) -> None:
+        """The batch is there, with so many samples and tokens, None if that cannot be told.
+
+        `padding` is its share, or what `float()` makes it of, where it was looked at.
+        """
         if self._spans:
             return
         if self._nested_fetches:
@@ -462,12 +500,13 @@ class Accountant:
             self.last_ns = now
             self._fetching = None
             stack = self._stack
-            stack.pop()
+            if stack:
+                stack.pop()
             self._slot = stack[-1] if stack else _GAP
             if loader.ended:
                 self._resumed(loader)
             self._pending[-1].batches += 1
-            loader.ahead.append(samples)
+            loader.ahead.append((samples, tokens, padding))
             loader.fetched += 1
 
     def _resumed(self, loader: _Loader) -> None:
@@ -491,9 +530,12 @@ class Accountant:
             return
         now = self._tick()
         self._fetching = None
-        self._stack.pop()
+        if self._stack:
+            self._stack.pop()
         loader.ended = not failed
         pending = self._pending
+        if self._backwards and not self.stepped and not self.manual:
+            self._end_unseen()
         if pending[-1].batches:
             # What follows is not of these batches, unless a backward comes.
             pending.append(_Stretch(loader, now))
@@ -513,8 +555,11 @@ class Accountant:
 
     # --- backward ------------------------------------------------------------------------------
 
-    def backward_begin(self) -> None:
-        """A backward starts: what led to it was a forward, and its batches are training."""
+    def backward_begin(self, updated: bool = False) -> None:
+        """A backward starts: what led to it was a forward, and its batches are training.
+
+        The weights have been `updated` since the last one; only told before the first optimizer.
+        """
         if self._spans or self._fetching is not None:
             return  # a dataset may train a model of its own to make an item: that is loading
         stack = self._stack
@@ -528,6 +573,9 @@ class Accountant:
         if self._idle:
             self._idle = False
             self._start_ns = now
+        self.went_back = True
+        if self._backwards and not self.stepped and not self.manual:
+            self._look_for_step(updated)
         if self._pending:
             self._commit(FORWARD)
         acc = self._acc
@@ -579,6 +627,35 @@ class Accountant:
         self._slot = stack[-1] if stack else _GAP
         if failed:
             self._throw_away()
+        elif not self.stepped:
+            self._at_backward = (self._acc.copy(), now, self._backwards)
+
+    # --- steps whose optimizer nobody sees -----------------------------------------------------
+
+    def _look_for_step(self, updated: bool) -> None:
+        """Before another backward: has a step ended since the last one, though nobody saw it?"""
+        if not updated and self._backwards < _MOST_UNSEEN:
+            return
+        self.unseen = True
+        self._each = self._each or not updated
+        if self._pending:
+            self._close(self._pending[0].start_ns)
+        else:
+            # What came since, nobody can tell apart: the optimizer, a batch, a forward.
+            self._close_at(self._at_backward)
+            self._settle(OTHER)
+
+    def _end_unseen(self) -> None:
+        """An iterator has ended before any attempt: is that the end of the last step?"""
+        pending = self._pending
+        if len(pending) > 1 or pending[0].batches or not self._is_drained():
+            return
+        if not self.unseen:
+            if self._backwards < 2:
+                return
+            self.unseen = self._each = True
+        self._settle(OTHER)
+        self._close(pending[0].start_ns)
 
     def _throw_away(self) -> None:
         """The batch of a backward that raised is consumed, and nobody has trained on it."""
@@ -732,6 +809,8 @@ class Accountant:
             if self._attempted and key in self._stepped and not self.manual:
                 self._no_fetch = True
                 self._close_at_attempt()
+        self.stepped = True
+        self.unseen = self._each = False
         self._optimizers = 1
         self._open_key = key
         self._open_backwards = 0
@@ -786,14 +865,22 @@ class Accountant:
         return bool(loaders) and all(0 < len(ld.ahead) == ld.due(passes) for ld in loaders)
 
     def _close_at_attempt(self) -> None:
-        """The step ended with its optimizer; what came after it goes to the next one."""
-        if self._at_attempt is None:
+        """The step ended with its optimizer."""
+        self._close_at(self._at_attempt)
+
+    def _close_at(self, end: tuple[list[int], int, int] | None) -> None:
+        """Close the step as it was at that moment; what came after it goes to the next one."""
+        if end is None:
             return
-        at_attempt, ended_ns, backwards = self._at_attempt
-        rest = [value - before for value, before in zip(self._acc, at_attempt, strict=True)]
+        acc, ended_ns, backwards = end
+        rest = [value - before for value, before in zip(self._acc, acc, strict=True)]
         later, passes = self._backwards - backwards, self._passes
-        self._acc = at_attempt
-        self._backwards, self._passes = backwards, 0
+        self._acc = acc
+        self._backwards = backwards
+        if end is self._at_attempt:
+            self._passes = 0
+        else:
+            passes = 0
         self._close(ended_ns)
         self._acc = self._bucket = rest
         self._fresh = False
@@ -803,8 +890,8 @@ class Accountant:
 
     def step(self) -> None:
         """The user says that an iteration ends here. From now on only this closes steps."""
-        if self._spans:
-            return
+        if self._spans or self._fetching is not None:
+            return  # said by a dataset
         now = self._tick()
         self.manual = True
         if self._idle:
@@ -819,7 +906,9 @@ class Accountant:
         acc = self._acc
         acc[OPTIMIZER] += acc.pop()
         acc[OTHER] += acc.pop()
-        batches, samples = self._consume()
+        batches, samples, tokens, padding = self._consume()
+        if padding is not None:
+            self.note("padding_share", padding)
         index = self.index
         self.out.append(
             RawStep(
@@ -830,10 +919,12 @@ class Accountant:
                 self._fetched or batches > 0,
                 batches or self._backwards,
                 samples if self._samples is None else self._samples,
-                self._tokens,
+                tokens if self._tokens is None else self._tokens,
                 self._depth,
                 self._capacity,
-                self._tags() if index < _DDP_FIRST_STEPS or self._first or self._skipped else (),
+                self._tags()
+                if index < _DDP_FIRST_STEPS or self._first or self._skipped or self._told
+                else (),
                 self._loader or (self._trained[-1].key if batches else ""),
                 self._notes,
             )
@@ -850,8 +941,8 @@ class Accountant:
             return self._passes
         return max(stepped.values()) + self._passes
 
-    def _consume(self) -> tuple[int, int | None]:
-        """Take this step's batches out of the queues; returns how many, and their samples."""
+    def _consume(self) -> tuple[int, int | None, int | None, Any]:
+        """Take this step's batches out of the queues; returns how many, and what is in them."""
         loaders = self._used
         if not loaders:
             # Nothing was fetched in this step: it may consume what was fetched before.
@@ -864,21 +955,27 @@ class Accountant:
             if same and loader.equal > _EQUAL_STEPS and len(loader.ahead) == 1:
                 loader.fetched = 0
                 self._trained = loaders
-                return 1, loader.ahead.popleft()
+                return 1, *loader.ahead.popleft()
         batches = 0
         samples: int | None = None
+        tokens: int | None = None
+        padding = None
         for loader in loaders:
             if passes or loader.fetched:
                 ahead = loader.ahead
                 due = loader.due(passes)
                 batches += due
                 for _ in range(due):
-                    found = ahead.popleft()
-                    if found is not None:
-                        samples = found if samples is None else samples + found
+                    more_samples, more_tokens, seen = ahead.popleft()
+                    if more_samples is not None:
+                        samples = (samples or 0) + more_samples
+                    if more_tokens is not None:
+                        tokens = (tokens or 0) + more_tokens
+                    if seen is not None:
+                        padding = seen
             loader.closed(passes)
         self._trained = loaders
-        return batches, samples
+        return batches, samples, tokens, padding
 
     def _tags(self) -> tuple[str, ...]:
         tags: tuple[str, ...] = ("first_batch",) if self._first else ()
@@ -888,7 +985,7 @@ class Accountant:
             tags += ("ddp_first",)
         if self._skipped:
             tags += ("skipped",)
-        return tags
+        return tags + tuple(tag for tag in self._told if tag not in tags)
 
     def abandon(self, attempts: int) -> None:
         """Marks are missing, and with them `attempts` steps: count them and begin anew."""
@@ -908,6 +1005,11 @@ class Accountant:
                 self._close_at_attempt()
             else:
                 self._close(now)
+        elif self.unseen and self._backwards and not self.manual:
+            if not self._pending:
+                self._close_at(self._at_backward)
+            else:
+                self._close(self._pending[0].start_ns)
         pending = self._pending
         if pending and not any(self._acc):
             while pending and not pending[-1].batches:
@@ -966,9 +1068,16 @@ class Accountant:
 
     def note(self, name: str, value: Any, add: bool = False) -> None:
         """Leave a value with the step that runs; with `add` it is summed up over the step."""
+        if self._between or (add and (self._idle or self._spans)):
+            return  # of no step; what is summed up is a part of a step's time
         if self._notes is None:
             self._notes = {}
         self._notes[name] = self._notes.get(name, 0) + value if add else value
+
+    def tag(self, name: str) -> None:
+        """The step that runs is out of the ordinary."""
+        if name not in self._told:
+            self._told += (name,)
 
     # --- what happens now ----------------------------------------------------------------------
 

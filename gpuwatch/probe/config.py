@@ -4,6 +4,7 @@ import os
 import platform
 import socket
 import sys
+from typing import Any
 
 import torch
 
@@ -60,11 +61,13 @@ def build_hello(
             python=platform.python_version(),
             torch=str(torch.__version__),
             cuda=str(torch.version.cuda or ""),
+            nccl=_nccl() if _cuda_in_use() else "",
         ),
         loaders=tuple(marks.loaders.values())[:64],
         ddp=marks.ddp,
         precision=Precision(
-            float32_matmul=torch.get_float32_matmul_precision(),
+            float32_matmul=_float32_matmul(),
+            cudnn_tf32=_cudnn_tf32() if _cuda_in_use() else None,
             autocast=marks.autocast,
             grad_scaler=marks.grad_scaler,
         ),
@@ -72,12 +75,38 @@ def build_hello(
         allow_control=control,
         boot_id=boot_id(),
         parallel=tuple(marks.parallel),
+        frameworks=tuple(marks.signals.frameworks),
     )
 
 
 def _cuda_in_use() -> bool:
     """Whether the process has touched a GPU; asking never makes it touch one."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _nccl() -> str:
+    """Return the version of NCCL, empty where this torch is built without it."""
+    try:
+        version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    except (AttributeError, ImportError, RuntimeError):
+        return ""
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _float32_matmul() -> str:
+    """Return torch's word for the precision; it has none where old and new flags were mixed."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
+def _cudnn_tf32() -> bool | None:
+    """Whether cuDNN may use TF32, None where convolutions and RNNs differ: torch then raises."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return None
 
 
 def _device(device: str) -> tuple[str, str]:

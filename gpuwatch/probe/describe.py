@@ -1,11 +1,15 @@
 """What the objects that pass by tell of their configuration: DataLoader iterators and DDP."""
 
-from typing import Any
+import multiprocessing
+from typing import Any, NamedTuple
 
 from gpuwatch.probe.text import wire_text
 from gpuwatch.schema import Ddp, Loader
 
-__all__ = ["describe_ddp", "describe_loader", "queue_depth"]
+__all__ = ["DdpLogged", "ddp_logged", "describe_ddp", "describe_loader", "queue_depth"]
+
+_MOST_BUCKETS = 4096
+_LONGEST_NS = 10**15  # both as in the schema
 
 
 def describe_loader(key: str, iterator: Any) -> Loader:
@@ -28,7 +32,23 @@ def describe_loader(key: str, iterator: Any) -> Loader:
         dataset=wire_text(type(iterator._dataset).__name__),
         length=length,
         worker_pids=tuple(w.pid for w in workers if w.pid is not None)[:4096],
+        collate=_name(getattr(iterator, "_collate_fn", None)),
+        start_method=_start_method(iterator) if workers else "",
     )
+
+
+def _name(function: Any) -> str:
+    """Return what a person would call a function, or an object that is called like one."""
+    if function is None:
+        return ""
+    inner = getattr(function, "func", function)  # functools.partial
+    return wire_text(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _start_method(iterator: Any) -> str:
+    """Return how the iterator's workers were started."""
+    worker = iterator._workers[0]
+    return wire_text(getattr(worker, "_start_method", None) or multiprocessing.get_start_method())
 
 
 def queue_depth(iterator: Any) -> tuple[int | None, int | None]:
@@ -54,7 +74,7 @@ def describe_ddp(module: Any) -> Ddp:
             getattr(module, "forward_sync_buffers", getattr(module, "broadcast_buffers", True))
         ),
         gradient_as_bucket_view=bool(getattr(module, "gradient_as_bucket_view", False)),
-        comm_hook=_comm_hook(module),
+        comm_hook=_comm_hook(module, _logged(module)),
         parameters=sum(p.numel() for p in parameters),
         gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
         buffers=sum(1 for _ in module.buffers()),
@@ -62,7 +82,51 @@ def describe_ddp(module: Any) -> Ddp:
     )
 
 
-def _comm_hook(module: Any) -> str:
+class DdpLogged(NamedTuple):
+    """What DDP's own logger has.
+
+    `bucket_bytes` are the buckets in use, empty if they cannot be told. `comm_span_ns` is the time
+    from the start of the first all-reduce to the end of the last one, in the iteration that was
+    sampled last; None if there is none. `comm_hook` is as in `Ddp`.
+    """
+
+    bucket_bytes: tuple[int, ...]
+    comm_span_ns: int | None
+    comm_hook: str
+
+
+def ddp_logged(module: Any) -> DdpLogged:
+    """Read the logger of a DistributedDataParallel module; takes about 100 us."""
+    logged = _logged(module)
+    # Without rebuilding (unused parameters are looked for) those of the beginning stay.
+    text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    try:
+        sizes = tuple(int(part) for part in str(text).split(",") if part.strip())
+    except ValueError:
+        sizes = ()
+    if len(sizes) > _MOST_BUCKETS or any(size <= 0 for size in sizes):
+        sizes = ()  # the logger counts in 32 bits, and a bucket may be larger
+    span_ns = logged.get("backward_comm_time")
+    return DdpLogged(
+        sizes,
+        span_ns if isinstance(span_ns, int) and 0 < span_ns < _LONGEST_NS else None,
+        _comm_hook(module, logged),
+    )
+
+
+def _logged(module: Any) -> dict[str, Any]:
+    read = getattr(module, "_get_ddp_logging_data", None)
+    if read is None or getattr(module, "logger", None) is None:
+        return {}
+    try:
+        found = read()
+    except (RuntimeError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _comm_hook(module: Any, logged: dict[str, Any]) -> str:
     hooks = getattr(module, "_comm_hooks", None) or []
     names = [getattr(hook[0], "__name__", type(hook[0]).__name__) for hook in hooks]
-    return wire_text(",".join(names))
+    # A hook in C++ is in no list, but the logger is told its name.
+    return wire_text(",".join(names) or str(logged.get("comm_hook") or ""))

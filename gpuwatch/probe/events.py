@@ -8,27 +8,41 @@ bounded deque: appending to it and taking from it are atomic under the GIL.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.probe.accounting import Accountant
 
+if TYPE_CHECKING:
+    from gpuwatch.probe.twin import DeviceReplay, DeviceStep
+
 __all__ = [
+    "ANNOTATE",
     "BACKWARD_BEGIN",
     "BACKWARD_END",
     "COMM_BEGIN",
     "COMM_END",
     "COMPUTE_END",
+    "DEVICE_TIMES",
     "EVENT_LIMIT",
     "FETCH_BEGIN",
     "FETCH_END",
     "FETCH_STOP",
+    "FINISH",
     "NOTE",
     "OPTIMIZER_BEGIN",
     "OPTIMIZER_END",
+    "PHASE_BEGIN",
+    "PHASE_END",
+    "SEGMENT",
     "SPAN_BEGIN",
     "SPAN_END",
+    "STEP",
+    "TAG",
+    "UNTIMED",
+    "Event",
     "Recorder",
     "Replay",
+    "methods_of",
 ]
 
 (
@@ -50,7 +64,15 @@ __all__ = [
     FINISH,
     COMPUTE_END,
     NOTE,
-) = range(18)
+    TAG,
+    SEGMENT,
+    DEVICE_TIMES,
+) = range(21)
+"""The last two are no marks. `(SEGMENT, ns, id)`: those that follow are timed on the device too, as
+that segment. `(DEVICE_TIMES, ns, id, times)`: what came of it."""
+
+UNTIMED = frozenset({ANNOTATE, NOTE, TAG, FINISH})
+"""Marks whose time means nothing to the accountant."""
 
 _METHODS = (
     "fetch_begin",
@@ -71,6 +93,7 @@ _METHODS = (
     "finish",
     "compute_end",
     "note",
+    "tag",
 )
 
 EVENT_LIMIT = 65_536
@@ -137,9 +160,18 @@ class Recorder:
         """
         self.push((NOTE, self.clock(), name, value, add))
 
+    def tag(self, name: str) -> None:
+        """The step that runs is out of the ordinary: one of `TAGS` in `gpuwatch.schema`."""
+        self.push((TAG, self.clock(), name))
+
     def finish(self) -> None:
         """The process ends, or is no longer watched."""
         self.push((FINISH, self.clock()))
+
+
+def methods_of(accountant: Accountant) -> tuple[Callable[..., None], ...]:
+    """Return the method of each mark, by its code."""
+    return tuple(getattr(accountant, name) for name in _METHODS)
 
 
 class Replay:
@@ -155,8 +187,19 @@ class Replay:
         self._warn = warn
         self._at_ns = recorder.started_ns
         self.accountant = Accountant(lambda: self._at_ns, distributed=recorder.distributed)
-        self._handlers = tuple(getattr(self.accountant, name) for name in _METHODS)
+        self._handlers: tuple[Callable[..., None], ...] = (
+            *methods_of(self.accountant),
+            self._segment,
+            self._device_times,
+        )
         self._attempts = 0
+        self._device: DeviceReplay | None = None
+        self.device_steps: deque[DeviceStep] = deque()
+
+    @property
+    def on_device(self) -> bool:
+        """Whether marks are timed on a device too, so that `device_steps` come."""
+        return self._device is not None
 
     def catch_up(self) -> None:
         """Take every mark that has been left by now."""
@@ -167,17 +210,35 @@ class Replay:
         handlers = self._handlers
         for _ in range(len(events)):
             event = events.popleft()
+            code = event[0]
             self._at_ns = event[1]
+            if self._device is not None and code < SEGMENT:
+                self._device.take(event)
             try:
-                if event[0] == OPTIMIZER_END:
+                if code == OPTIMIZER_END:
                     self._attempts = event[_ATTEMPT]
                     handlers[OPTIMIZER_END](event[2], skipped=event[3])
                 else:
-                    handlers[event[0]](*event[2:])
+                    handlers[code](*event[2:])
             except Exception as exc:
                 # An order of marks that nobody has thought of costs the step it is in, no more.
                 self.accountant.abandon(1)
-                self._warn(f"a step was not counted: {type(exc).__name__} after {event[0]}")
+                self._warn(f"a step was not counted: {type(exc).__name__} after {code}")
+
+    def _segment(self, segment: int) -> None:
+        """The marks that follow are timed on the device, by `segment`; a negative one ends it."""
+        if segment < 0:
+            self._device = None
+            return
+        if self._device is None:
+            from gpuwatch.probe.twin import DeviceReplay
+
+            self._device = DeviceReplay(self.accountant, self._at_ns, self.device_steps)
+        self._device.segment(segment)
+
+    def _device_times(self, segment: int, times_ns: list[int | None] | None) -> None:
+        if self._device is not None:
+            self._device.times(segment, times_ns)
 
     def _give_up(self) -> None:
         """The deque has run over: what is in it begins in the middle of something."""
@@ -186,6 +247,7 @@ class Replay:
         self.accountant.abandon(attempts - self._attempts)
         self._attempts = attempts
         self._at_ns = self._recorder.clock()
+        self._device = None  # what it waits for may be among what is missing
 
     def now(self) -> tuple[str, str, int]:
         """Return (status, phase, ns since the last mark) at this moment."""

@@ -7,14 +7,15 @@ off with one line, and training goes on.
 
 import functools
 import sys
+import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from msgspec.structs import replace
 from torch.compiler import is_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -22,8 +23,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from gpuwatch.probe.comm import Comm
+from gpuwatch.probe.batches import look, measure
+from gpuwatch.probe.comm import Comm, graph_task
 from gpuwatch.probe.describe import describe_loader, queue_depth
+from gpuwatch.probe.device import Cuda, DeviceClock
+from gpuwatch.probe.dispatch import MODULE, Dispatch
 from gpuwatch.probe.events import (
     BACKWARD_BEGIN,
     BACKWARD_END,
@@ -36,40 +40,22 @@ from gpuwatch.probe.events import (
     SPAN_END,
     Recorder,
 )
+from gpuwatch.probe.signals import Signals
 from gpuwatch.probe.swap import RAISED, Calls, SwapError, leave_uncompiled, swap
+from gpuwatch.probe.transfers import Transfers
+from gpuwatch.probe.weights import Weights
 from gpuwatch.probe.workers import Workers
 from gpuwatch.schema import Ddp, Loader
 
-__all__ = ["Marks", "batch_samples"]
+__all__ = ["Marks"]
 
 _DEAR_NS = 100_000_000  # what costs over a microsecond is read at most ten times a second
-_BATCH_NESTING = 3
 _KEY = "_gpuwatch_loader"
 # What else writes checkpoints, where the script imports it.
 _SAVERS = {
     "safetensors.torch": ("save_file", "save_model"),
-    "torch.distributed.checkpoint": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save"),
 }
-
-
-def batch_samples(batch: object, nesting: int = _BATCH_NESTING) -> int | None:
-    """Return the first dimension of the first tensor in a batch, None if there is none near."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() else None
-    if nesting == 0:
-        return None
-    if isinstance(batch, Mapping):
-        values: Any = batch.values()
-    elif isinstance(batch, list | tuple):
-        values = batch
-    else:
-        return None
-    for value in values:
-        found = batch_samples(value, nesting - 1)
-        if found is not None:
-            return found
-        break
-    return None
 
 
 def _around(
@@ -104,11 +90,12 @@ class Marks:
         self._off = True
         self._awaited: Callable[[], None] | None = None
         self._undo: list[Callable[[], None]] = []
-        self._dear_ns = 0
+        self._dear_ns = self._scale_ns = 0
         self._keys: dict[object, tuple[weakref.ref[Any] | None, str]] = {}
         self._named = 0
         self._savers = dict(_SAVERS)
         self._end_queued = False
+        self._weights: Weights | None = Weights()  # until an optimizer step is seen
         self.engine_mark = True
         self.device = ""
         self.autocast = ""
@@ -118,6 +105,10 @@ class Marks:
         self.ddp: Ddp | None = None
         self.workers = Workers()
         self.comm = Comm(self, recorder)
+        self.dispatch = Dispatch(self, recorder)
+        self.signals = Signals(self, recorder)
+        self.device_clock: DeviceClock | None = None
+        self._transfers = Transfers(self, recorder)
         self.na: dict[str, str] = {}
         self.parallel: dict[str, None] = {}
 
@@ -131,10 +122,10 @@ class Marks:
         self.wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", self.workers.starting)
         self.mark(torch.autograd, "backward", self._backward())
         self.wrap(torch.amp.GradScaler, "step", self._scaler_step)
-        if dist.is_available():
-            self.comm.install()
+        self.comm.install()
         self.mark(torch, "save", self._save())
-        self._mark_savers()
+        self._mark_imported()
+        self.signals.install()
         leave_uncompiled(self._optimizer_before, self._optimizer_after)
         before = register_optimizer_step_pre_hook(self._optimizer_before)
         after = register_optimizer_step_post_hook(self._optimizer_after)
@@ -143,6 +134,7 @@ class Marks:
     def remove(self) -> None:
         """Take the marks off, as far as nobody has wrapped them again since."""
         self.silence()
+        self.signals.remove()
         while self._undo:
             self._undo.pop()()
 
@@ -151,7 +143,7 @@ class Marks:
         begin, end = calls
         leave_uncompiled(begin, end)
         try:
-            self._undo.append(swap(getattr(owner, name, None), begin, end))
+            self._undo.append(swap(_undecorated(getattr(owner, name, None)), begin, end))
         except SwapError:  # a function in C, or no source: a frame more in tracebacks
             self.wrap(owner, name, lambda original: _around(original, begin, end))
 
@@ -163,11 +155,20 @@ class Marks:
             return
         wrapper = make(original)
         functools.update_wrapper(wrapper, original)
-        setattr(owner, name, wrapper)
+        leave_uncompiled(wrapper, callees=False)
+        kept = vars(owner).get(name)
+        # A method in C stays one to the compiler, which would trace a function in Python.
+        kind = type(kept)
+        placed = kind(wrapper) if kind.__name__ == "instancemethod" else wrapper
+        setattr(owner, name, placed)
 
         def undo() -> None:
-            if getattr(owner, name, None) is wrapper:
-                setattr(owner, name, original)
+            if vars(owner).get(name) is not placed:
+                return
+            if kept is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, kept)
 
         self._undo.append(undo)
 
@@ -175,6 +176,7 @@ class Marks:
         """Turn every mark off without touching torch: in a forked child."""
         self._off = True
         self.thread = 0
+        self.signals.silence()
 
     def fail(self) -> None:
         """A mark has raised: say so once and never run again."""
@@ -208,8 +210,9 @@ class Marks:
             self._awaited = None
             if not self._off:
                 self.thread = get_ident()
+                self._mark_imported()
 
-    def _sign(self) -> bool:
+    def sign(self) -> bool:
         """A mark fires in a thread that is not the training thread: is it the awaited sign?"""
         seen = self._awaited
         if seen is None:
@@ -223,44 +226,79 @@ class Marks:
     def _fetch(self) -> Calls:
         begin, recorder = self._fetch_begin, self._recorder
 
-        def fetch_begins(iterator: Any) -> bool:
-            if get_ident() != self.thread and not self._sign():
-                return False
+        def fetch_begins(iterator: Any) -> Any:
+            if get_ident() != self.thread and not self.sign():
+                return None
             try:
-                begin(iterator)
+                if self.dispatch.fetching:
+                    self._dispatched(iterator)
+                    return None
+                return begin(iterator)
             except Exception:
                 self.fail()
             return True
 
-        def fetch_ends(begun: bool, batch: Any) -> Any:
-            if begun:
+        def fetch_ends(begun: Any, batch: Any) -> Any:
+            if begun is not None:
                 ended_ns = perf_counter_ns()
                 if batch is RAISED:
                     recorder.push((FETCH_STOP, ended_ns, sys.exc_info()[0] is not StopIteration))
                     return None
                 try:
-                    recorder.push((FETCH_END, ended_ns, batch_samples(batch)))
+                    if begun is True:
+                        recorder.push((FETCH_END, ended_ns, *measure(batch)))
+                    else:
+                        seen = self._see_batch(batch, ended_ns, *begun)
+                        recorder.push((FETCH_END, ended_ns, *measure(batch), seen))
                 except Exception:
                     self.fail()
             return batch
 
         return fetch_begins, fetch_ends
 
-    def _fetch_begin(self, iterator: Any) -> None:
+    def _fetch_begin(self, iterator: Any) -> Any:
+        """Returns True, or what `_see_batch` wants to know of a batch to be looked at."""
         first = iterator._num_yielded == 0
         key = iterator.__dict__.get(_KEY)
         if first or key is None:
-            key = self._see_loader(iterator)
+            key = self.see_loader(iterator)
         now_ns = perf_counter_ns()
-        if now_ns - self._dear_ns < _DEAR_NS:
+        if not self.may_be_dear(now_ns):
             self._recorder.push((FETCH_BEGIN, now_ns, key, first))
-        else:
-            self._dear_ns = now_ns
-            self._recorder.push((FETCH_BEGIN, now_ns, key, first, *queue_depth(iterator)))
+            return (key, now_ns) if first else True
+        self._recorder.push((FETCH_BEGIN, now_ns, key, first, *queue_depth(iterator)))
+        return key, now_ns if first else None
 
-    def _see_loader(self, iterator: Any) -> str:
+    def _see_batch(self, batch: Any, ended_ns: int, key: str, first_ns: int | None) -> Any:
+        """Look closer at a batch, whose iterator's first it is since `first_ns`; its padding."""
+        seen = look(batch)
+        self.signals.sequences[key] = seen.sequence
+        loader = self.loaders[key]
+        told = loader.batch_bytes
+        size = seen.size_bytes
+        # Whoever listens is told anew when it has changed by a quarter: batches of text vary.
+        if first_ns is not None or (size is not None and abs(size - (told or 0)) * 4 > size):
+            first = loader.first_batch_ns if first_ns is None else ended_ns - first_ns
+            self.loaders[key] = replace(loader, batch_bytes=size, first_batch_ns=first)
+            self.config_version += 1
+        return seen.padding
+
+    def may_be_dear(self, now_ns: int) -> bool:
+        """Whether it is time again for what costs over a microsecond."""
+        if now_ns - self._dear_ns < _DEAR_NS:
+            return False
+        self._dear_ns = now_ns
+        return True
+
+    def _dispatched(self, iterator: Any) -> None:
+        """The DataLoader is asked inside another fetch, which is marked."""
+        if _KEY not in iterator.__dict__:
+            self.see_loader(iterator)
+            self.dispatch.iterator = weakref.ref(iterator)
+
+    def see_loader(self, iterator: Any) -> str:
         """A new iterator: which loader is it of, and how is that configured?"""
-        self._mark_savers()
+        self._mark_imported()
         dataset = iterator._dataset
         # A script that makes its loader anew in every epoch has one loader all the same; another
         # one over the same data, for evaluation say, shuffles or batches otherwise.
@@ -279,9 +317,13 @@ class Marks:
             self._keys[made] = known
         key = known[1]
         iterator.__dict__[_KEY] = key
-        self.loaders[key] = describe_loader(key, iterator)
+        loader, before = describe_loader(key, iterator), self.loaders.get(key)
+        if before is not None:
+            loader = replace(loader, batch_bytes=before.batch_bytes)
+        self.loaders[key] = loader
         self.workers.name(iterator, key)
         self.config_version += 1
+        self.signals.see_loop()
         return key
 
     # --- backward ------------------------------------------------------------------------------
@@ -294,6 +336,7 @@ class Marks:
         # time from here to the return of backward is communication that nothing hides.
         if not self._end_queued:
             self._end_queued = True
+            self.comm.tasks.append(graph_task())
             torch.autograd.Variable._execution_engine.queue_callback(self._compute_ended)
 
     def _backward(self) -> Calls:
@@ -302,9 +345,12 @@ class Marks:
         def backward_begins(tensors: Any) -> Any:
             if is_compiling():
                 return None
-            if get_ident() != self.thread and not self._sign() and not self._adopt():
+            if get_ident() != self.thread and not self.sign() and not self._adopt():
                 return None
-            recorder.push((BACKWARD_BEGIN, perf_counter_ns()))
+            if self._weights is None:
+                recorder.push((BACKWARD_BEGIN, perf_counter_ns()))
+            else:
+                recorder.push((BACKWARD_BEGIN, perf_counter_ns(), self._updated(tensors)))
             if self._look:
                 try:
                     return begin(tensors) or True
@@ -326,6 +372,15 @@ class Marks:
         """Whether a backward has to be looked at: for its device once, for its end under DDP."""
         return self._recorder.distributed or not self.device
 
+    def _updated(self, tensors: Any) -> bool:
+        """Before the first optimizer step: have the weights changed without one?"""
+        root = tensors if isinstance(tensors, torch.Tensor) else _first_tensor(tensors)
+        try:
+            return self._weights is not None and root is not None and self._weights.updated(root)
+        except Exception:
+            self._weights = None  # no tensor of the usual kind
+            return False
+
     def _backward_begin(self, tensors: Any) -> Any:
         root = tensors if isinstance(tensors, torch.Tensor) else _first_tensor(tensors)
         if root is None or not root.requires_grad:
@@ -334,7 +389,8 @@ class Marks:
         if not self.device:
             self.device = str(root.device)
             self.config_version += 1
-            self._mark_savers()
+            self._see_device(root.device)
+            self._mark_imported()
         if not self.engine_mark or not self._recorder.distributed:
             return None
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -346,6 +402,14 @@ class Marks:
             return None
         self._end_queued = False
         return root.register_hook(self._root_hook)  # type: ignore[no-untyped-call]
+
+    def _see_device(self, device: torch.device) -> None:
+        """The training is on this device: time it there too, if there is a way."""
+        if device.type == "cuda":
+            self.device_clock = DeviceClock(self._recorder, Cuda(device.index), self._warn)
+            self.device_clock.start()
+        elif device.type != "cpu":
+            self._warn(f"no device times on {device.type}: the host's clock runs ahead of it")
 
     # --- checkpoints ---------------------------------------------------------------------------
 
@@ -365,8 +429,14 @@ class Marks:
 
         return save_begins, save_ends
 
-    def _mark_savers(self) -> None:
-        """Mark what writes checkpoints, as far as the script has imported it by now."""
+    def _mark_imported(self) -> None:
+        """Mark what writes checkpoints or shares out batches, if the script has imported it."""
+        if MODULE in sys.modules:
+            self.dispatch.install(sys.modules[MODULE])
+        self.signals.late()
+        self.comm.mark_imported()
+        if self.device_clock is not None:
+            self._transfers.mark_imported()
         for name in [name for name in self._savers if name in sys.modules]:
             for function in self._savers.pop(name):
                 if hasattr(sys.modules[name], function):
@@ -377,15 +447,30 @@ class Marks:
     def _optimizer_before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        if get_ident() != self.thread and not self._sign() and not self._adopt():
+        if get_ident() != self.thread and not self.sign() and not self._adopt():
             return
         self._adopted = True
-        self._recorder.push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
+        self._weights = None
+        now_ns = perf_counter_ns()
+        self._recorder.push((OPTIMIZER_BEGIN, now_ns, id(optimizer)))
+        signals = self.signals
+        if now_ns - signals.dear_ns >= _DEAR_NS:
+            self._extra(signals.look, optimizer, now_ns)
+        if signals.count is not None:
+            self._extra(signals.count.optimizer_begins, id(optimizer))
+
+    def _extra(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception:
+            self.fail()
 
     def _optimizer_after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_compiling() and get_ident() == self.thread:
             self._stepped = True
             self._recorder.optimizer_end(id(optimizer))
+            if self.signals.count is not None:
+                self._extra(self.signals.count.optimizer_ended, id(optimizer))
 
     _stepped = False
 
@@ -397,7 +482,12 @@ class Marks:
                 self.grad_scaler = True
                 self.config_version += 1
             self._stepped = False
-            self._recorder.push((OPTIMIZER_BEGIN, perf_counter_ns(), id(optimizer)))
+            self._weights = None
+            now_ns = perf_counter_ns()
+            self._recorder.push((OPTIMIZER_BEGIN, now_ns, id(optimizer)))
+            if now_ns - self._scale_ns >= _DEAR_NS:
+                self._scale_ns = now_ns
+                self._recorder.note("loss_scale", getattr(scaler, "_scale", None))
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
@@ -405,6 +495,16 @@ class Marks:
                 self._recorder.optimizer_end(id(optimizer), not self._stepped)
 
         return step
+
+
+def _undecorated(function: Any) -> Any:
+    """Return what torch's own decorators are around: its code can be exchanged, a closure's not."""
+    while isinstance(function, types.FunctionType):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None or not function.__globals__.get("__name__", "").startswith("torch."):
+            break
+        function = inner
+    return function
 
 
 def _first_tensor(tensors: Any) -> torch.Tensor | None:

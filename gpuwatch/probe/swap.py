@@ -97,8 +97,8 @@ def swap(
     return undo
 
 
-def leave_uncompiled(*functions: Callable[..., Any]) -> None:
-    """Let torch.compile pass these functions by, with all that they call.
+def leave_uncompiled(*functions: Callable[..., Any], callees: bool = True) -> None:
+    """Let torch.compile pass these functions by, with all that they call unless `callees` is False.
 
     Between the graphs of a compiled function, every Python frame is offered to the compiler, ours
     too: it would trace them, guard on what they count, and compile again at every step.
@@ -106,9 +106,9 @@ def leave_uncompiled(*functions: Callable[..., Any]) -> None:
     try:
         from torch._C._dynamo import eval_frame
 
-        strategy = eval_frame._FrameExecStrategy(
-            eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
-        )
+        action = eval_frame._FrameAction
+        below = action.SKIP if callees else action.DEFAULT
+        strategy = eval_frame._FrameExecStrategy(action.SKIP, below)
         leave = eval_frame.set_code_exec_strategy
     except (ImportError, AttributeError):
         return  # an older torch

@@ -21,11 +21,13 @@ import zmq
 from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import decode_command, encode
 from gpuwatch.probe.accounting import RawSpan, RawStep, Totals
+from gpuwatch.probe.claims import Claim, claim
 from gpuwatch.probe.config import build_hello
 from gpuwatch.probe.events import Recorder, Replay
 from gpuwatch.probe.identity import Identity, has_group, identify
 from gpuwatch.probe.patches import Marks
 from gpuwatch.probe.text import TEXT, wire_text
+from gpuwatch.probe.twin import DeviceStep, Join, Scalar
 from gpuwatch.schema import (
     WIRE_VERSION,
     Bye,
@@ -49,6 +51,9 @@ KEPT_SPANS = 64
 _RECORDS_A_FRAME = 1024
 _ANSWERS = 256
 _ANNOUNCE_CHECK_S = 10.0
+_NO_OPTIMIZER = "no optimizer step is seen: it is compiled into the step, or is none of torch's"
+_NO_BACKWARD = "no backward is seen: the step is compiled as a whole, or does without autograd"
+_SHOWN = ("loss", "learning_rate", "grad_norm", "loss_scale")
 
 
 class Telemetry:
@@ -92,11 +97,15 @@ class Telemetry:
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
         self._totals = Totals()
-        self._identity: Identity = identify()
+        self._told: Identity = identify()
+        self._identity = self._told
+        self._claim: Claim | None = None
         self._grouped = has_group()
         self._former: tuple[Identity, str] | None = None
         self._incarnation = uuid.uuid4().hex[:12]
         self._seq = 0
+        self._join = Join()
+        self._device_dropped = 0
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._unsent: deque[StepRecord] = deque()
         self._unsent_spans: list[Span] = []
@@ -105,6 +114,8 @@ class Telemetry:
         self._config_version = -1
         self._hello: Hello | None = None
         self._statm = _open_statm()
+        self._latest: dict[str, float] = {}  # of what steps carry, by name
+        self._tokens: tuple[int | None, str] = None, ""  # of the last step with some; its loader
         self.loss: Any = None
         self.epoch: float | None = None
         self.total_steps: int | None = None
@@ -136,8 +147,10 @@ class Telemetry:
             self._warn(f"no telemetry after an error of its own ({type(exc).__name__}: {exc})")
 
     def _open(self) -> RankSockets:
+        directory = run_directory()
+        self._identity, self._claim = claim(directory, self._told)
         sockets = RankSockets(
-            run_directory(),
+            directory,
             version=WIRE_VERSION,
             run=self._identity.run,
             rank=self._identity.rank,
@@ -171,6 +184,8 @@ class Telemetry:
             time.sleep(0.02)
         finally:
             sockets.close()
+            if self._claim is not None and self._bye is not None:
+                self._claim.end(well=self._bye.reason in {"finished", "detached"})
 
     def _reopen(self, sockets: RankSockets) -> RankSockets:
         """Announce this rank again: under another name, or because its files were removed."""
@@ -203,10 +218,13 @@ class Telemetry:
         # Once and for all: a group that is destroyed later does not make this another run.
         self._grouped = True
         identity = identify()
-        if identity == self._identity:
+        if identity == self._told:
             return False
         self._former = self._identity, self._incarnation
-        self._identity = identity
+        self._told = self._identity = identity
+        if self._claim is not None:
+            self._claim.withdraw()
+            self._claim = None
         self._incarnation = uuid.uuid4().hex[:12]
         self._former_seq = self._seq
         self._seq = 0
@@ -291,29 +309,49 @@ class Telemetry:
 
     def _collect(self) -> None:
         """Take what the training thread has left: into the ledger, the past, the next frame."""
-        self._replay.catch_up()
+        replay, join = self._replay, self._join
+        replay.catch_up()
         out = self._accountant.out
-        memory_bytes = self._memory_bytes() if out else None
+        now_ns = self._recorder.clock()
         while out:
             item = out.popleft()
-            self._totals.add(item)
             if isinstance(item, RawSpan):
+                self._totals.add(item)
                 start_s = self._wall_s(item.start_ns)
                 span = Span(wire_text(item.name), start_s, item.duration_ns, item.step)
                 self._spans.append(span)
                 self._unsent_spans.append(span)
             else:
-                record = self._record(item, None if out else memory_bytes)
-                self._records.append(record)
-                self._unsent.append(record)
+                join.add(item, now_ns)
+        while replay.device_steps:
+            join.find(replay.device_steps.popleft())
+        leaving = list(join.leaving(now_ns, last=self._stop or not replay.on_device))
+        memory_bytes = self._memory_bytes() if leaving else None
+        for n, (raw, on_device) in enumerate(leaving, 1):
+            record = self._record(raw, on_device, memory_bytes if n == len(leaving) else None)
+            self._records.append(record)
+            self._unsent.append(record)
 
-    def _record(self, raw: RawStep, memory_bytes: int | None) -> StepRecord:
+    def _record(
+        self, raw: RawStep, on_device: DeviceStep | None, memory_bytes: int | None
+    ) -> StepRecord:
         notes = raw.notes or {}
-        return StepRecord(
+        phases_ns = on_device.phases_ns if on_device is not None else None
+        device = None
+        if on_device is not None and phases_ns is not None:
+            device = self._phases(raw, phases_ns)
+            # The ledger counts by the clock that decides.
+            self._totals.add(raw._replace(step_ns=sum(phases_ns), phases_ns=phases_ns))
+        else:
+            self._totals.add(raw)
+            self._device_dropped += self._marks.device_clock is not None
+        record = StepRecord(
             index=raw.step_index,
             started_s=self._wall_s(raw.start_ns),
             step_ns=raw.step_ns,
-            host=self._phases(raw),
+            host=self._phases(raw, raw.phases_ns),
+            device=device,
+            clock="host" if device is None else "device",
             batches=max(raw.batches, 1),
             samples=raw.samples,
             tokens=raw.tokens,
@@ -328,11 +366,19 @@ class Telemetry:
             loss_scale=_number(notes.get("loss_scale")),
             padding_share=_number(notes.get("padding_share")),
             gc_ns=notes.get("gc_ns"),
+            device_stall_ns=on_device.stall_ns if on_device is not None else None,
         )
+        for name in _SHOWN:
+            value = getattr(record, name)
+            if value is not None:
+                self._latest[name] = value
+        if record.tokens:
+            self._tokens = record.tokens, record.loader
+        return record
 
-    def _phases(self, raw: RawStep) -> PhasesNs:
+    def _phases(self, raw: RawStep, phases_ns: list[int]) -> PhasesNs:
         """Return the phases of a step: what cannot be told apart is in `other`, and null."""
-        data_wait, h2d, forward, backward, comm, optimizer, other = raw.phases_ns
+        data_wait, h2d, forward, backward, comm, optimizer, other = phases_ns
         known: dict[str, int | None] = {
             "data_wait": data_wait if raw.fetched or data_wait else None,
             "h2d": h2d if self._accountant.h2d_marked else None,
@@ -341,10 +387,24 @@ class Telemetry:
             "comm": comm if self._identity.world_size > 1 or comm else None,
             "optimizer": optimizer,
         }
+        for phase in self._unseen(raw.fetched):
+            known[phase] = known[phase] or None  # the user may have marked it
         for phase in tuple(self._marks.na):
             other += known.get(phase) or 0
             known[phase] = None
         return PhasesNs(**known, other=other)
+
+    def _unseen(self, fetched: bool) -> dict[str, str]:
+        """Return the phases that the marks have never seen begin, and why that may be."""
+        accountant = self._accountant
+        na: dict[str, str] = {}
+        if accountant.unseen or (accountant.manual and not accountant.stepped):
+            na["optimizer"] = _NO_OPTIMIZER
+            if accountant.unseen and not fetched:
+                na["forward"] = _NO_OPTIMIZER
+        if accountant.manual and not accountant.went_back:
+            na["forward"] = na["backward"] = _NO_BACKWARD
+        return na
 
     def _wall_s(self, ns: int) -> float:
         return (ns + self._wall_offset_ns) / 1e9
@@ -356,20 +416,40 @@ class Telemetry:
             na["comm"] = "one process"
         if not self._accountant.h2d_marked:
             na["h2d"] = "copies are not marked: gpuwatch.phase('h2d')"
+            if self._marks.device_clock is not None:
+                na["h2d"] = "forward includes them: copies are not marked, gpuwatch.phase('h2d')"
         last = self._records[-1] if self._records else None
         if last is not None and last.host.data_wait is None:
             na["data_wait"] = "no DataLoader fetch was seen"
+        unseen = self._unseen(last is None or last.host.data_wait is not None)
+        na |= {p: why for p, why in unseen.items() if last and getattr(last.host, p) is None}
         na.update(self._marks.na.copy())
+        signals = self._marks.signals
+        flops, flops_source = signals.flops(*self._tokens)
+        on_device = self._marks.device_clock
+        memory = on_device.memory if on_device is not None else None
         return RankState(
             status="ended" if bye is not None else status,
             phase=wire_text(phase),
             phase_age_ns=age_ns,
             step=self._accountant.index,
             phases_na=na,
-            loss=_number(self.loss),
+            loss=self._latest.get("loss") if self.loss is None else _number(self.loss),
             epoch=self.epoch,
             total_steps=self.total_steps,
             notices=tuple(wire_text(notice, TEXT) for notice in self._notices[-16:]),
+            learning_rate=self._latest.get("learning_rate"),
+            grad_norm=self._latest.get("grad_norm"),
+            loss_scale=self._latest.get("loss_scale"),
+            recompiles=signals.recompiles(),
+            gc_pauses=signals.gc_pauses,
+            gc_pause_ns=signals.gc_pause_ns,
+            flops_per_step=flops,
+            flops_source=wire_text(flops_source),
+            device_dropped=self._device_dropped,
+            memory_peak_bytes=None if memory is None else memory.peak,
+            memory_reserved_bytes=None if memory is None else memory.reserved,
+            memory_retries=None if memory is None else memory.retries,
         )
 
     def _ledger(self) -> Ledger:
@@ -381,9 +461,11 @@ class Telemetry:
     def _memory_bytes(self) -> int | None:
         """Allocated device memory, or the resident set of the process on CPU."""
         if self._marks.device.startswith("cuda"):
-            import torch
-
-            return int(torch.cuda.memory_allocated(torch.device(self._marks.device)))
+            # Read by the training thread: asking waits for the allocator's lock with the GIL held,
+            # and whoever holds that lock may be waiting for a device that hangs.
+            on_device = self._marks.device_clock
+            memory = on_device.memory if on_device is not None else None
+            return None if memory is None else memory.allocated
         if self._statm < 0:
             return None
         try:
@@ -421,9 +503,12 @@ class Telemetry:
 
 def _number(value: Any) -> float | None:
     """Return a number, read out of a tensor if it is one on the CPU; None if there is none."""
+    if isinstance(value, Scalar):
+        return value.value
     if value is None or isinstance(value, float | int):
         return value
-    # A tensor on the CPU: reading it costs nobody a synchronization.
+    if not getattr(value, "is_cpu", True):
+        return None  # reading it would wait for the device
     try:
         return float(value)
     except Exception:

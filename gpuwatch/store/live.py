@@ -24,6 +24,7 @@ from gpuwatch.schema import (
     StepRecord,
 )
 from gpuwatch.store.batches import WorkerTotals
+from gpuwatch.store.history import History, Means
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
 
@@ -38,6 +39,10 @@ _FORGET_S = 60.0
 _KEPT_RANKS = 20_000
 _KEPT_EVENTS = 500
 _KEPT_REPLIES = 16
+_TOGETHER = 4
+"""From so many ranks on that change at once they share an event."""
+_SPAN_EVERY_S = 2.0
+"""A span that is entered more often than this is logged this often."""
 
 _PROCESS_STATES = {
     "T": "stopped by a signal",
@@ -68,6 +73,9 @@ def _clean(value: Any) -> Any:
     return value
 
 
+_NO_MEANS = Means()
+
+
 class _Rank:
     """The mutable picture of one rank."""
 
@@ -94,6 +102,7 @@ class _Rank:
         self.window = Window()
         self.timeline = Timeline()
         self.worker_totals = WorkerTotals()
+        self.history = History()
         self.state = RankState()
         self.ledger = Ledger()
         self.bye: Bye | None = None
@@ -144,17 +153,22 @@ class _Rank:
         for record in frame.records:
             if record.index > self.last_index:
                 self._append(record)
+        if frame.spans:
+            self.history.add_spans(_clean(frame.spans))
         return missing
 
     def _append(self, record: StepRecord) -> None:
         self.last_index = record.index
         self.last = record
         self.timeline.add(record)
+        self.history.add_steps((record,))
         if is_steady(record):
             self.window.append(record)
 
     def _take_snapshot(self, frame: RankFrame) -> None:
         records = frame.records
+        self.history.add_spans(_clean(frame.spans))
+        self.history.add_steps(r for r in records if r.index > self.last_index)
         if self.seq is None or frame.seq >= self.seq:
             self.seq = frame.seq
             self.state = _clean(frame.state)
@@ -189,6 +203,7 @@ class _Rank:
         node_live: bool,
         process: ProcessSample | None,
         workers: tuple[ProcessSample, ...],
+        means: Means,
     ) -> RankView:
         window = self.window
         p50_ms, p95_ms = window.percentiles_ms()
@@ -210,13 +225,13 @@ class _Rank:
             steps=self.state.step
             if self.last is None
             else max(self.state.step, self.last_index + 1),
-            clock=self.last.clock if self.last is not None else "host",
+            clock=window.clock or (self.last.clock if self.last is not None else "host"),
             window=tuple(window.records),
             last=self.last,
             step_ms=window.step_ms,
             step_p50_ms=p50_ms,
             step_p95_ms=p95_ms,
-            own_ms=window.own_ms,
+            own_ms=self._own_ms(),
             phases_ms=window.phases_ms,
             phases_na=self.state.phases_na,
             data_wait_ratio=window.data_wait_ratio,
@@ -239,8 +254,22 @@ class _Rank:
             batch_wall_ms=None if cost is None else cost.wall_ms,
             batch_cpu_ms=None if cost is None else cost.cpu_ms,
             collate_ms=None if cost is None else cost.collate_ms,
+            device_stall_ms=window.device_stall_ms,
+            device_dropped=self.state.device_dropped,
+            past=self.history.past(),
+            process_means=means.process(process.pid) if process is not None else None,
+            worker_means=tuple(
+                found for w in workers if (found := means.process(w.pid)) is not None
+            ),
             batch_na="" if cost is not None else self._why_no_batch_cost(key),
         )
+
+    def _own_ms(self) -> float | None:
+        """Return the step without exposed communication; None where that is n/a among ranks."""
+        alone = self.hello is not None and self.hello.world_size == 1
+        if not alone and self.window.phases_ms.get("comm") is None:
+            return None
+        return self.window.own_ms
 
     def _why_no_batch_cost(self, key: str) -> str:
         if not key:
@@ -286,10 +315,12 @@ class _Node:
         self.notices: tuple[str, ...] = ()
         self.by_pid: dict[int, ProcessSample] = {}
         self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
+        self.means = Means()
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
         self.sensors = frame
         self.sensors_heard_s = received_s
+        self.means.add(frame, received_s)
         self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
         workers: dict[int, list[ProcessSample]] = {}
         for process in frame.processes:
@@ -312,6 +343,7 @@ class _Node:
             sensors_age_s=None if sensors is None else max(0.0, now_s - self.sensors_heard_s),
             sensors_reason=self.sensors_reason,
             notices=self.notices,
+            host_means=self.means.host(),
         )
 
 
@@ -333,6 +365,8 @@ class Store:
         self._raw_runs: OrderedDict[str, str] = OrderedDict()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._said: dict[tuple[str, int], str] = {}
+        self._changes: dict[tuple[str, str, str], list[int]] = {}
+        self._spans_told: dict[tuple[str, str], tuple[int, float]] = {}
         self._version = 0
         self._refused = 0
         self._refusal = ""
@@ -412,6 +446,8 @@ class Store:
             rank = self._rank(frame, name)
             if rank is not None and rank.take(frame, received_s):
                 missing.append((frame.run, frame.rank))
+            if rank is not None and frame.spans and not frame.snapshot:
+                self._note_spans(rank, frame, received_s)
         for age in node_frame.ages:
             self._take_age(age, received_s)
         self._version += 1
@@ -505,6 +541,7 @@ class Store:
             by_run: dict[str, list[RankView]] = {}
             for (run, _), rank in sorted(self._ranks.items(), key=lambda item: item[0][1]):
                 by_run.setdefault(run, []).append(self._rank_view(rank, now_s))
+            self._tell_changes()
             runs = [_run_view(run, tuple(ranks)) for run, ranks in by_run.items()]
             runs.sort(key=lambda r: r.started_s, reverse=True)
             notices = [n for node in self._nodes.values() for n in node.notices]
@@ -531,7 +568,8 @@ class Store:
         if node is not None and pid is not None:
             process = node.by_pid.get(pid)
             workers = node.by_rank_pid.get(pid)
-        view = rank.view(now_s, node_live, process, workers or ())
+        means = node.means if node is not None else _NO_MEANS
+        view = rank.view(now_s, node_live, process, workers or (), means)
         self._note_change(view)
         return view
 
@@ -543,11 +581,40 @@ class Store:
         self._said[key] = view.state
         reason = f" ({view.state_reason})" if view.state_reason else ""
         if before is None:
-            self._event(f"rank {view.rank} on {view.node}: {view.state}{reason}", run=view.run)
+            what = (view.run, f" on {view.node}: {view.state}{reason}", "note")
         elif view.state in {"silent", "gone", "ended", "hung"} or before in {"silent", "hung"}:
             bad = view.state in {"silent", "gone", "hung"} or "exception" in view.state_reason
             severity = ("critical" if view.state == "gone" else "warning") if bad else "note"
-            self._event(f"rank {view.rank} {view.state}{reason}", severity, view.run)
+            what = (view.run, f" {view.state}{reason}", severity)
+        else:
+            return
+        self._changes.setdefault(what, []).append(view.rank)
+
+    def _tell_changes(self) -> None:
+        """Log what changed; what happened to many ranks at once is one event."""
+        changes, self._changes = self._changes, {}
+        for (run, text, severity), ranks in changes.items():
+            if len(ranks) < _TOGETHER:
+                for rank in ranks:
+                    self._event(f"rank {rank}{text}", severity, run)
+            else:
+                whole = ranks[-1] - ranks[0] == len(ranks) - 1
+                named = f"ranks {ranks[0]}-{ranks[-1]}" if whole else f"{len(ranks)} ranks"
+                self._event(f"{named}{text}", severity, run)
+
+    def _note_spans(self, rank: _Rank, frame: RankFrame, received_s: float) -> None:
+        """Log eval, checkpoints and the user's spans: once for all ranks, seldom where many."""
+        for span in frame.spans:
+            key = (rank.run, span.name)
+            step, told_s = self._spans_told.get(key, (-1, -_SPAN_EVERY_S))
+            if span.step <= step or received_s - told_s < _SPAN_EVERY_S:
+                continue
+            if len(self._spans_told) >= _KEPT_EVENTS:
+                self._spans_told.clear()
+            self._spans_told[key] = (span.step, received_s)
+            seconds = span.duration_ns / 1e9
+            text = f"{span.name} {seconds:.1f} s (rank {rank.rank}), kept out of step statistics"
+            self._event(text, run=rank.run)
 
 
 def _run_view(run: str, ranks: tuple[RankView, ...]) -> RunView:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from gpuwatch.store.views import View
 
-__all__ = ["Session"]
+__all__ = ["Playback", "Session"]
 
 
 class Session(Protocol):
@@ -32,3 +32,29 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Let go of everything; returns within 0.5 s whatever hangs."""
+
+
+class Playback(Session, Protocol):
+    """A Session over the past, which can be moved in time: a recording.
+
+    `paused` and `speed` (seconds of the recording a second) may be set. After a `seek` the view is
+    that of the new position as soon as it is made; `seeks` counts them, for what keeps conclusions.
+    """
+
+    paused: bool
+    speed: float
+
+    @property
+    def position(self) -> float:
+        """Seconds from the beginning to the moment that is played."""
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning to the end."""
+
+    @property
+    def seeks(self) -> int:
+        """How often the position was set."""
+
+    def seek(self, position: float) -> None:
+        """Go to a position in seconds; one outside means the beginning or the end."""

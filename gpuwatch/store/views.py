@@ -17,8 +17,9 @@ from gpuwatch.schema import (
     Reply,
     StepRecord,
 )
+from gpuwatch.store.history import Past, ProcessMeans
 
-__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View"]
+__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View", "same_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,14 @@ class RankView:
     `batch_wall_ms`, `batch_cpu_ms` and `collate_ms` (a part of the wall) are what a batch of the
     loader that trains costs in its worker, means over about ten seconds by the workers' own
     clocks; None with the reason in `batch_na`.
+
+    `clock` is the one that `step_ms` and everything derived from steps is by, host or device; on
+    a GPU the host's says where the host waited, not what the device did. `device_stall_ms` is how
+    long the device had nothing to do between two steps, mean over the window, None where that is
+    not known; `device_dropped` counts steps whose device times were not taken.
+
+    `past` reaches back beyond the window. `process_means` and `worker_means` are the sampler's
+    readings over about ten seconds.
     """
 
     run: str
@@ -91,6 +100,11 @@ class RankView:
     batch_cpu_ms: float | None = None
     collate_ms: float | None = None
     batch_na: str = ""
+    device_stall_ms: float | None = None
+    device_dropped: int = 0
+    past: Past = field(default_factory=Past)
+    process_means: ProcessMeans | None = None
+    worker_means: tuple[ProcessMeans, ...] = ()
 
     @property
     def pid(self) -> int | None:
@@ -131,6 +145,7 @@ class NodeView:
     """One node: its host and devices as the sampler saw them `sensors_age_s` ago.
 
     `gpus_reason` says why the list of devices is empty, `sensors_reason` why sensors are missing.
+    `host_means` are the host's readings over about ten seconds, by name.
     """
 
     node: str
@@ -143,6 +158,14 @@ class NodeView:
     sensors_age_s: float | None
     sensors_reason: str
     notices: tuple[str, ...]
+    host_means: Mapping[str, float] = field(default_factory=dict)
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two uuids name one device: torch leaves the prefix out, NVML writes GPU- or MIG-."""
+    return bool(one) and one.removeprefix("GPU-").removeprefix("MIG-") == other.removeprefix(
+        "GPU-"
+    ).removeprefix("MIG-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-from gpuwatch.schema import PHASES, PhasesNs, StepRecord
+from gpuwatch.schema import PHASES, StepRecord
+from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
 from gpuwatch.store.views import Rollup
 
 __all__ = ["TIMELINE_S", "WINDOW_STEPS", "Timeline", "Window", "is_steady"]
@@ -23,7 +24,9 @@ def is_steady(record: StepRecord) -> bool:
 class Window:
     """The last 64 steady steps, their sums kept as they come and go.
 
-    Sums are integers in ns, so that means add up and nothing drifts however long the run.
+    Sums are integers in ns, so that means add up and nothing drifts however long the run. They are
+    all by one clock: where a device is timed, a step that it was not timed in stays out, unless a
+    whole window of such steps has come in a row.
     """
 
     def __init__(self) -> None:
@@ -38,12 +41,22 @@ class Window:
         self._samples_ns = 0
         self._depth = 0.0
         self._depths = 0
+        self._stall_ns = 0
+        self._stalls = 0
+        self._untimed = 0
 
     def __len__(self) -> int:
         return len(self.records)
 
     def append(self, record: StepRecord) -> None:
         """Add the newest step; the oldest leaves when there are more than 64."""
+        on_device = is_on_device(record)
+        if self.records and on_device != is_on_device(self.records[-1]):
+            self._untimed += 1
+            if not on_device and self._untimed < WINDOW_STEPS:
+                return
+            self._clear()
+        self._untimed = 0
         self.records.append(record)
         self._count(record, 1)
         if len(self.records) > WINDOW_STEPS:
@@ -56,8 +69,9 @@ class Window:
             self.append(record)
 
     def _count(self, record: StepRecord, sign: int) -> None:
-        self._step_ns += sign * record.step_ns
-        phases = _deciding(record)
+        step_ns = deciding_step_ns(record)
+        self._step_ns += sign * step_ns
+        phases = deciding(record)
         for i, name in enumerate(PHASES):
             value = getattr(phases, name)
             if value is not None:
@@ -65,10 +79,25 @@ class Window:
                 self._phases_known[i] += sign
         if record.samples is not None:
             self._samples += sign * record.samples
-            self._samples_ns += sign * record.step_ns
+            self._samples_ns += sign * step_ns
         if record.queue_depth is not None:
             self._depth += sign * record.queue_depth
             self._depths += sign
+        if record.device_stall_ns is not None:
+            self._stall_ns += sign * record.device_stall_ns
+            self._stalls += sign
+
+    @property
+    def clock(self) -> str | None:
+        """The clock of every step in the window, host or device; None without steps."""
+        if not self.records:
+            return None
+        return "device" if is_on_device(self.records[-1]) else "host"
+
+    @property
+    def device_stall_ms(self) -> float | None:
+        """Mean time that the device had nothing to do between two steps, where it is known."""
+        return self._stall_ns / self._stalls / 1e6 if self._stalls else None
 
     @property
     def step_ms(self) -> float | None:
@@ -116,15 +145,9 @@ class Window:
         """Return (p50, p95) of the step; p95 by the nearest rank."""
         if not self.records:
             return None, None
-        steps = sorted(r.step_ns for r in self.records)
+        steps = sorted(map(deciding_step_ns, self.records))
         nearest = max(0, -(-len(steps) * 95 // 100) - 1)
         return statistics.median(steps) / 1e6, steps[nearest] / 1e6
-
-
-def _deciding(record: StepRecord) -> PhasesNs:
-    if record.clock == "device" and record.device is not None:
-        return record.device
-    return record.host
 
 
 class Timeline:
@@ -148,8 +171,8 @@ class Timeline:
             self._second_s = second_s
             self._steps_ms = []
             self._waits_ms = []
-        self._steps_ms.append(record.step_ns / 1e6)
-        wait_ns = record.host.data_wait
+        self._steps_ms.append(deciding_step_ns(record) / 1e6)
+        wait_ns = deciding(record).data_wait
         if wait_ns is not None:
             self._waits_ms.append(wait_ns / 1e6)
 

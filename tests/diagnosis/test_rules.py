@@ -117,10 +117,9 @@ def test_busy_workers_on_full_cores_get_no_advice_to_add_more() -> None:
 @pytest.mark.parametrize(
     ("signal", "words"),
     [
-        ({"worker_state": "D", "iowait": 60.0}, "storage: not ruled out"),
         ({"iowait": None}, "storage: not ruled out"),
         ({"worker_cpu": None}, "decode and augmentation: not ruled out"),
-        ({"main_cpu": 99.0}, "collate and transfer: not ruled out"),
+        ({"main_cpu": 99.0, "worker_cpu": 60.0}, "collate and transfer: not ruled out"),
     ],
 )
 def test_a_look_alike_that_no_number_excludes_lowers_the_confidence(
@@ -176,8 +175,7 @@ def test_idle_workers_are_not_the_limit_though_nothing_is_ready() -> None:
     trace = starving(batch_ms=(60.0, 50.0, 10.0))
     found, abstained = diagnose_run(picture(trace))
     assert "loader_few_workers" not in {f.kind for f in found}
-    (said,) = abstained
-    assert said.kind == "loader_few_workers"
+    (said,) = (a for a in abstained if a.kind == "loader_few_workers")
     assert "they make batches 15% of the time" in said.needs
 
 
@@ -191,7 +189,6 @@ def test_a_full_queue_has_a_batch_cost_and_no_finding() -> None:
 @pytest.mark.parametrize(
     ("signal", "words"),
     [
-        ({"batch_ms": (398.0, 40.0, 300.0)}, "collating: not ruled out, 300.0 of 398.0 ms"),
         (
             {"batch_ms": (398.0, 40.0, 20.0), "cpu": 95.0, "main_cpu": 1.0, "ranks": 1},
             "decode and augmentation: not ruled out, 10% of a batch's time in a worker is CPU, but",
@@ -273,9 +270,17 @@ def test_missing_signals_make_a_rule_abstain_and_say_what_it_needs() -> None:
     unseen: Mapping[str, float] = {"forward": 30.0, "backward": 60.0, "other": 5.0}
     found, abstained = diagnose_run(picture(Trace([unseen])))
     assert not found
-    assert [(a.kind, a.needs) for a in abstained] == [
-        ("loader_few_workers", "a DataLoader: no batch fetch was seen")
-    ]
+    needs = "a DataLoader: no batch fetch was seen"
+    assert {(a.kind, a.needs) for a in abstained} == {
+        (kind, needs)
+        for kind in (
+            "loader_few_workers",
+            "cpu_decode_aug",
+            "storage_slow",
+            "loader_oversub",
+            "collate_ipc",
+        )
+    }
 
 
 def test_every_rule_is_registered_under_the_kind_that_it_finds() -> None:

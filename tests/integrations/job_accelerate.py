@@ -45,6 +45,8 @@ def train(folder: str, *, ours: bool) -> int:
             with accelerator.accumulate(net):
                 loss = net(x).square().mean()
                 accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(net.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 steps += accelerator.sync_gradients

@@ -52,6 +52,7 @@ def train(folder: str, *callbacks: Any) -> int:
         max_epochs=2,
         accelerator="cpu",
         accumulate_grad_batches=2,
+        gradient_clip_val=1.0,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

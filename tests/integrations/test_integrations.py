@@ -58,6 +58,13 @@ def check_steps(frame: RankFrame, samples_a_batch: int) -> None:
     # One loader in each training, and the evaluation's is another.
     assert len({r.loader for r in records}) == 2
     assert frame.ledger.samples == sum(BATCHES) * 2 * samples_a_batch
+    # All of them clip, each in its own way.
+    assert all(r.grad_norm is not None and r.grad_norm > 0 for r in records)
+    assert frame.state.grad_norm == records[-1].grad_norm
+    assert frame.state.learning_rate is not None
+    # Ours passes the loss on where it costs nothing: not of every step, nothing in the first run.
+    assert [r.loss for r in records[:STEPS]] == [None] * STEPS
+    assert any(r.loss is not None for r in records[STEPS:])
     assert frame.dropped == 0
 
 
@@ -72,6 +79,17 @@ def spans(frame: RankFrame, name: str) -> Iterator[tuple[int, float]]:
 def test_transformers(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("transformers", rundir, tmp_path)
     check_steps(frame, 2)
+    assert frame.hello is not None
+    assert frame.hello.frameworks == ("transformers",)
+    assert [r.tokens for r in frame.records] == [n * 2 * 16 for n in BATCHES * 2]
+    # 6 N + 12 L H Q T, for the tokens of the last step: attention 4 x 16 x 16, MLP 3 x 16 x 32,
+    # norms 3 x 16, head 16 x 64.
+    a_token = 6 * (4 * 256 + 3 * 512 + 3 * 16 + 1024) + 12 * 1 * 2 * 8 * 16
+    assert frame.state.flops_source == "formula: 6N+12LHQT"
+    assert frame.state.flops_per_step == a_token * 2 * 16
+    # The Trainer has computed the loss of every step for its log. The last step of an epoch has
+    # ended with its optimizer, before that.
+    assert [r.loss is not None for r in frame.records[STEPS:]] == [True, True, True, False] * EPOCHS
     # Evaluated after steps 3, 6 and 8 of each; what follows the very last one is not known yet.
     assert [step for step, _ in spans(frame, "eval")] == [3, 6, 8, 11, 14]
     saved = {step for step, _ in spans(frame, "checkpoint")}
@@ -86,6 +104,8 @@ def test_transformers(rundir: Path, tmp_path: Path) -> None:
 def test_lightning(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("lightning", rundir, tmp_path)
     check_steps(frame, 4)
+    assert frame.hello is not None
+    assert frame.hello.frameworks == ("lightning",)
     # The closure runs inside the optimizer, and is none of it.
     for name in ("forward", "backward"):
         assert sum(getattr(r.host, name) for r in frame.records) > 0
@@ -103,6 +123,8 @@ def test_lightning(rundir: Path, tmp_path: Path) -> None:
 def test_accelerate(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("accelerate", rundir, tmp_path)
     check_steps(frame, 4)
+    assert frame.hello is not None
+    assert frame.hello.frameworks == ("accelerate",)
     assert [step for step, _ in spans(frame, "eval")] == [4, 8, 12]
     saved = [step for step, _ in spans(frame, "checkpoint")]
     assert set(saved) == {4, 8, 12, 16}

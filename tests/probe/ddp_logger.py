@@ -1,7 +1,8 @@
 """Two ranks under torchrun, one of them late by a varying time; prints what DDP's own logger says.
 
-One JSON line a rank: for each iteration the exposed communication in ms by the logger. Then waits
-for the file named in DONE.
+One JSON line a rank: for each iteration the exposed communication in ms by the logger, the bytes
+of its buckets, and the communication in ns of the iteration that it had at the 12th forward. Then
+waits for the file named in DONE.
 """
 
 import faulthandler
@@ -33,6 +34,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     loader = torch.utils.data.DataLoader(torch.randn(4 * STEPS, 256), batch_size=4)
     exposed_ms: list[float] = []
+    spans_ns: list[int] = []
+    buckets = ""
     for n, batch in enumerate(loader):
         if rank == n % 2:
             time.sleep(0.002 + 0.002 * (n % 5))
@@ -43,10 +46,18 @@ def main() -> None:
             ended_ns = int(said["backward_comm_time_end"])
             computed_ns = int(said["backward_compute_time_end"])
             exposed_ms.append((ended_ns - computed_ns) / 1e6)
+            spans_ns.append(int(said["backward_comm_time"]))
+            buckets = said.get("rebuilt_bucket_sizes", "")
         loss.backward()
         optimizer.step()
     # One write a line: two ranks share the pipe.
-    sys.stdout.write(json.dumps({"rank": rank, "exposed_ms": exposed_ms}) + "\n")
+    row = {
+        "rank": rank,
+        "exposed_ms": exposed_ms,
+        "buckets": [int(size) for size in buckets.split(",")],
+        "span_ns": spans_ns[9],  # as the 11th forward, the one before, has found it
+    }
+    sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
     done = Path(os.environ["DONE"])
     while not done.exists():

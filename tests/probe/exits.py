@@ -1,8 +1,10 @@
 """A small training that ends in the way named by the first argument; watched if WATCH is set."""
 
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -32,14 +34,33 @@ class Raises(torch.autograd.Function):
         raise ValueError("in backward")
 
 
+def fail(*_: Any) -> None:
+    raise ValueError("in a hook")
+
+
 def train(model: torch.nn.Module, steps: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def closure(out: torch.Tensor) -> torch.Tensor:
+        if done == 5:
+            raise ValueError("in a closure")
+        out.sum().backward()  # type: ignore[no-untyped-call]
+        return out
+
     workers = 2 if manner in {"worker raises", "workers"} else 0
     done = 0
     for batch in DataLoader(Items(), batch_size=4, num_workers=workers):
+        if manner == "forward raises" and done == 5:
+            batch = batch[:, :3]  # noqa: PLW2901
         out = model(batch)
+        if manner == "step hook raises" and done == 5:
+            optimizer.register_step_pre_hook(fail)
+        if manner == "closure raises":
+            optimizer.step(lambda out=out: closure(out))
+            done += 1
+            continue
         if manner == "backward raises" and done == 5:
-            out = Raises.apply(out)
+            out = Raises.apply(out)  # type: ignore[no-untyped-call]
         out.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -51,13 +72,21 @@ def train(model: torch.nn.Module, steps: int) -> None:
     sys.stdout.flush()
 
 
+def fill_the_disk() -> None:
+    """From now on no file can grow, as on a full disk; what torch imports late needs some."""
+    torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.01).step()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
 def main() -> None:
+    if manner == "full":
+        fill_the_disk()
     if os.environ.get("WATCH"):
         import gpuwatch
 
         gpuwatch.watch(name=manner)
         gpuwatch.watch(name="again")
-    time.sleep(0.3)  # a run that is over sooner than it is found is seen by nobody
+        time.sleep(0.3)  # a run that is over sooner than it is found is seen by nobody
     model = torch.nn.Linear(4, 1)
     if manner == "fork":
         child = os.fork()
@@ -67,8 +96,14 @@ def main() -> None:
             os._exit(0)
         os.waitpid(child, 0)
         return
-    train(model, 8)
-    time.sleep(0.3)
+    if manner == "thread":
+        thread = threading.Thread(target=train, args=(model, 8))
+        thread.start()
+        thread.join()
+    else:
+        train(model, 8)
+    if os.environ.get("WATCH"):
+        time.sleep(0.3)
     if manner == "raises":
         raise RuntimeError("on purpose")
     if manner == "exit 3":
@@ -77,7 +112,7 @@ def main() -> None:
         sys.exit("words for stderr")
     if manner == "_exit 5":
         os._exit(5)
-    if manner in {"SIGTERM", "SIGKILL", "SIGINT"}:
+    if manner.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, manner))
         time.sleep(5)
     if manner == "atexit raises":

@@ -35,6 +35,11 @@ def test_exposed_communication_agrees_with_ddp(rundir: Path, tmp_path: Path) -> 
     exposures = []
     for frame in frames:
         ours = {r.index: (r.host.comm or 0) / 1e6 for r in frame.records}
+        assert frame.hello is not None
+        assert frame.hello.ddp is not None
+        (row,) = (row for row in rows if row["rank"] == frame.rank)
+        assert list(frame.hello.ddp.bucket_bytes) == row["buckets"]
+        assert frame.hello.ddp.comm_span_ns == row["span_ns"] > 0
         for index, theirs in enumerate(said[frame.rank]):
             if index >= FIRST:
                 differences.append(abs(ours[index] - theirs))

@@ -107,7 +107,7 @@ def test_an_order_of_marks_that_breaks_the_accounting_costs_a_step_and_no_more()
     told: list[str] = []
     replay = Replay(recorder, told.append)
     iteration(recorder, clock)
-    recorder.push((events.BACKWARD_BEGIN, clock.ns, "one argument too many"))
+    recorder.push((events.BACKWARD_BEGIN, clock.ns, True, "one argument too many"))
     for _ in range(2):
         iteration(recorder, clock)
     replay.catch_up()

@@ -5,9 +5,11 @@ ours inside a traceback that passes through a mark.
 """
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ import support
 
 from gpuwatch.commands.session import LiveSession
 from gpuwatch.store import View
+
+# All manners are run before the first test: forty processes.
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = str(Path(__file__).parent / "exits.py")
 ZYGOTE = str(Path(__file__).parent / "zygote.py")
@@ -35,9 +40,14 @@ ENDS = [
     ("atexit raises", "ended", "finished"),
     ("fork", "ended", "finished"),
     ("unwatch", "ended", "detached"),
+    ("forward raises", "ended", "exception: RuntimeError: "),
+    ("closure raises", "ended", "exception: ValueError: in a closure"),
+    ("step hook raises", "ended", "exception: ValueError: in a hook"),
+    ("thread", "ended", "finished"),
 ]
 
-STEPS = {"worker raises": 5, "backward raises": 5, "fork": 6}
+STEPS = {"fork": 6, **{f"{who} raises": 5 for who in ("worker", "backward", "forward", "closure")}}
+STEPS |= {"step hook raises": 5}
 
 
 Outcome = tuple[int, str, str]
@@ -56,11 +66,11 @@ class Zygote:
             text=True,
         )
 
-    def run(self, manner: str, **env: str) -> Outcome:
+    def run(self, manner: str, *, script: str = SCRIPT, **env: str) -> Outcome:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         out, err = self._scratch / "out", self._scratch / "err"
-        task = {"argv": [SCRIPT, manner], "env": env, "out": str(out), "err": str(err)}
+        task = {"argv": [script, manner], "env": env, "out": str(out), "err": str(err)}
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())
@@ -83,12 +93,18 @@ def outcomes(
 ) -> Iterator[tuple[dict[str, Outcome], dict[str, Outcome], View]]:
     """Every manner, bare and watched, and the picture that one monitor has at the end."""
     with support.run_directory() as rundir:
-        zygote = Zygote(rundir, tmp_path_factory.mktemp("exits"))
+        zygotes = [Zygote(rundir, tmp_path_factory.mktemp("exits")) for _ in range(2)]
         session = LiveSession(rundir)
         try:
             manners = [manner for manner, _, _ in ENDS]
-            bare = {manner: zygote.run(manner) for manner in manners}
-            watched = {manner: zygote.run(manner, WATCH="1") for manner in manners}
+
+            def all_of(zygote: Zygote, **env: str) -> dict[str, Outcome]:
+                return {manner: zygote.run(manner, **env) for manner in manners}
+
+            with ThreadPoolExecutor(2) as pool:
+                one = pool.submit(all_of, zygotes[0])
+                other = pool.submit(all_of, zygotes[1], WATCH="1")
+            bare, watched = one.result(), other.result()
 
             def unfinished() -> list[str]:
                 seen = {r.name: r.state for r in session.view().runs}
@@ -97,7 +113,8 @@ def outcomes(
             support.wait_until(lambda: not unfinished(), 8, f"an end of {unfinished()}")
             yield bare, watched, session.view()
         finally:
-            zygote.close()
+            for zygote in zygotes:
+                zygote.close()
             session.close()
 
 
@@ -122,13 +139,19 @@ def test_an_end(
     assert rank.lost == 0
 
 
-@pytest.mark.parametrize("directory", ["/proc/nowhere", "open", "long"])
+@pytest.mark.parametrize("directory", ["/proc/nowhere", "open", "long", "read-only", "full"])
 def test_a_run_directory_that_cannot_be_used_costs_one_line(rundir: Path, directory: str) -> None:
     if directory == "open":
         rundir.chmod(0o777)
-    named = {"open": str(rundir), "long": str(rundir / ("x" * 90))}.get(directory, directory)
+    if directory == "read-only":
+        if os.geteuid() == 0:
+            pytest.skip("nothing is read-only for root")
+        rundir.chmod(0o500)
+    full = directory == "full"
+    named = {"open": str(rundir), "long": str(rundir / ("x" * 90))}.get(directory)
+    named = named or (directory if directory[0] == "/" else str(rundir))
     done = subprocess.run(
-        [support.PYTHON, SCRIPT, "plainly"],
+        [support.PYTHON, SCRIPT, "full" if full else "workers"],
         env=support.environment(rundir, WATCH="1", GPUWATCH_DIR=named),
         capture_output=True,
         text=True,
@@ -139,3 +162,43 @@ def test_a_run_directory_that_cannot_be_used_costs_one_line(rundir: Path, direct
     assert (code, out) == (0, "steps 8\n")
     (line,) = err.splitlines()
     assert line.startswith("gpuwatch: no telemetry: ")
+    assert not full or "File too large" in line
+
+
+LACKING = {
+    "import torch.optim.optimizer as o; del o.register_optimizer_step_pre_hook": "lacks something",
+    "import torch.utils.data.dataloader as d; del d._BaseDataLoaderIter": "lacks something",
+    "from torch.nn.parallel import DistributedDataParallel as D; del D._sync_buffers": (
+        "has no _sync_buffers to mark"
+    ),
+}
+
+
+def test_a_torch_that_is_not_as_expected_costs_one_line(rundir: Path, tmp_path: Path) -> None:
+    zygote = Zygote(rundir, tmp_path)
+    script = tmp_path / "script.py"
+    watch = "import gpuwatch; gpuwatch.watch(); gpuwatch.watch(); print('trained')"
+    try:
+        for lacking, words in LACKING.items():
+            script.write_text(f"{lacking}\n{watch}\n")
+            code, out, err = zygote.run("", script=str(script))
+            assert (code, out) == (0, "trained\n"), err
+            (line,) = err.splitlines()
+            assert line.startswith("gpuwatch: ")
+            assert words in line
+    finally:
+        zygote.close()
+
+
+def test_without_torch_there_is_one_line(rundir: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; import gpuwatch; gpuwatch.watch()"
+    done = subprocess.run(
+        [support.PYTHON, "-c", f"{code}; gpuwatch.watch(); print('trained')"],
+        env=support.environment(rundir),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "trained\n"
+    assert done.stderr == "gpuwatch: not watching: torch is not installed in this environment\n"

@@ -101,13 +101,11 @@ def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Pat
         if not found:
             continue
         assert sum(cost.batches for cost in found) == row["batches"], name
-        # The dataset measured itself: what is more are the fetcher's own moments, and in a first
-        # batch what torch imports.
-        slack_s = 0.001 * row["batches"] + 0.02 * len(found)
+        # The dataset measured itself: what is more are the fetcher's own moments.
         for field in ("wall", "cpu", "collate"):
             said_s = sum(getattr(cost, f"{field}_ns") for cost in found) / 1e9
             true_s = row[f"{field}_s"]
-            assert -0.001 < said_s - true_s < 0.1 * true_s + slack_s, (name, field)
+            assert said_s == pytest.approx(true_s, rel=0.1), (name, field)
         assert all(cost.busy_ns == 0 for cost in found), name
     nominal_cpu_s = 8 * 2 * 0.03
     assert rows["busy"]["cpu_s"] == pytest.approx(nominal_cpu_s, rel=0.1)

@@ -5,12 +5,16 @@ answers with its exit code. The script runs at the top level of the child, so th
 interpreter's own: exit codes, atexit, tracebacks.
 """
 
+import gc
 import json
 import os
 import runpy
 import sys
 
 import torch._dynamo  # noqa: F401 - what the first optimizer step imports
+
+# The collections at the end of a child would look at all of torch, three times.
+gc.freeze()
 
 child = None
 for line in sys.stdin:

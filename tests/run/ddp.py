@@ -1,4 +1,7 @@
-"""An unmodified DistributedDataParallel training: 8 steps a rank, then it waits for DONE."""
+"""Unmodified distributed trainings, 8 steps a rank each: DDP, DDP with a static graph, FSDP2.
+
+Then they wait for DONE.
+"""
 
 import os
 import time
@@ -6,6 +9,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -25,21 +30,33 @@ class Items(Dataset[torch.Tensor]):
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     items = Items()
     sampler = DistributedSampler(items)
     loader = DataLoader(
         items, batch_size=4, num_workers=2, sampler=sampler, persistent_workers=True
     )
+    train(DistributedDataParallel(net()), loader)
+    train(DistributedDataParallel(net(), static_graph=True), loader)
+    sharded = net()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    train(sharded, loader)
+    while not Path(os.environ["DONE"]).exists():
+        time.sleep(0.05)
+    dist.destroy_process_group()
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+    )
+
+
+def train(model: torch.nn.Module, loader: "DataLoader[torch.Tensor]") -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     for batch in loader:
         model(batch).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    while not Path(os.environ["DONE"]).exists():
-        time.sleep(0.05)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ to files in the current directory, their exit codes to stdout. The steps are tak
 first optimizer of a process imports for seconds. With STAY set it waits at the end for that file.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,10 @@ class Items(Dataset[torch.Tensor]):
         return 32
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if manner == "worker raises" and index == 20:
+        if manner in {"worker raises", "item raises"} and index == 20:
             raise ValueError("bad item 20")
+        if manner == "interrupted in a fetch" and index == 20:
+            raise KeyboardInterrupt
         return torch.full((4,), float(index))
 
 
@@ -36,12 +41,20 @@ class Raises(torch.autograd.Function):
         raise ValueError("in backward")
 
 
+def fail(*_: Any) -> None:
+    raise ValueError("in a hook")
+
+
 def train() -> None:
     torch.manual_seed(0)
     weight = torch.ones(4, requires_grad=True)
     loss = torch.zeros(())
-    for number, batch in enumerate(DataLoader(Items(), batch_size=4)):
-        loss = (batch @ weight).mean()
+    workers = int(manner == "worker raises")
+    for number, batch in enumerate(DataLoader(Items(), batch_size=4, num_workers=workers)):
+        wide = 3 if manner == "forward raises" and number == 5 else 4
+        loss = (batch[:, :wide] @ weight).mean()
+        if manner == "hook raises" and number == 5:
+            loss.register_hook(fail)
         if manner == "backward raises" and number == 5:
             loss = Raises.apply(loss)
         loss.backward()
@@ -62,6 +75,12 @@ def end() -> None:
         raise RuntimeError("on purpose")
     if manner == "exit 3":
         sys.exit(3)
+    if manner == "exit words":
+        sys.exit("words for stderr")
+    if manner == "_exit 5":
+        os._exit(5)
+    if manner == "atexit raises":
+        atexit.register(fail)
     if manner.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, manner))
         time.sleep(5)
@@ -69,6 +88,7 @@ def end() -> None:
 
 if __name__ == "__main__":
     manner = sys.argv[1]
+    gc.freeze()  # or the last collections of every child look at all of torch
     for name in sys.argv[2:]:
         child = os.fork()
         if child == 0:
@@ -77,5 +97,11 @@ if __name__ == "__main__":
                 os.dup2(os.open(f"{name}.{fd}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
             break
         print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    train()
+    if manner == "thread raises":
+        manner = "forward raises"
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    else:
+        train()
     end()

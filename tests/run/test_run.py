@@ -64,6 +64,7 @@ def lookout_gone(rundir: Path) -> bool:
         ("torchrun --nproc-per-node 2 jobs/fine_tune.py", "fine_tune"),
         ("python -m torch.distributed.run -m pkg.train", "pkg.train"),
         ("accelerate launch train.py", "train"),
+        ("python -m accelerate.commands.launch --num_processes 2 tune.py", "tune"),
         ("./go.sh", "go"),
         ("/opt/bin/my trainer!", "my"),
         ("...", "run"),
@@ -148,7 +149,9 @@ def test_the_command_sees_nothing_of_us_but_two_variables(rundir: Path, tmp_path
 
 
 ENDS = ["plainly", "raises", "exit 3", "SIGTERM", "SIGKILL", "SIGINT", "backward raises"]
-ENDS += ["backward twice", "worker raises"]
+ENDS += ["backward twice", "worker raises", "item raises", "interrupted in a fetch"]
+ENDS += ["forward raises", "hook raises", "thread raises", "atexit raises", "exit words"]
+ENDS += ["_exit 5", "SIGSEGV"]
 
 
 def masked(text: bytes) -> bytes:
@@ -182,6 +185,11 @@ def test_ends_are_those_of_the_command(rundir: Path, tmp_path: Path) -> None:
     assert "SIGKILL -9\n" in said
     assert "exit 3 3\n" in said
     assert "worker raises 1\n" in said
+    assert "interrupted in a fetch 130\n" in said or "interrupted in a fetch -2\n" in said
+    assert "_exit 5 5\n" in said
+    assert "SIGSEGV -11\n" in said
+    for name in ("item", "forward", "hook", "thread", "atexit"):
+        assert b"Error" in bare.result()[1][f"{name} raises.2"], name
 
 
 @pytest.mark.parametrize(
@@ -391,7 +399,8 @@ def test_one_sentence_where_the_hook_is_kept_out(rundir: Path, tmp_path: Path) -
     assert "has lost PYTHONPATH" in words["lost"]
     assert "sets PYTHONPATH anew" in words["anew"]
     # The hook runs in this one, and torch is no torch there: that is another sentence.
-    assert "has no torch" in words["hooked"]
+    assert "the torch of that environment lacks something" in words["hooked"]
+    assert "install --upgrade torch" in words["hooked"]
     support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookouts")
 
 
@@ -441,8 +450,12 @@ def frames_of(
         support.wait_until(all_there, 60, f"{ranks} ranks, now {frames}", 0.3)
         time.sleep(0.5)  # a ghost would show by now
         assert len(support.rank_presences(rundir)) == ranks
-        lookouts = [p for p in support.processes_of(rundir) if "gpuwatch run" in p]
-        assert lookouts == []
+
+        def no_lookout() -> bool:
+            return not any("gpuwatch run" in p for p in support.processes_of(rundir))
+
+        # The older the job, the longer it sleeps; then it sees the ranks.
+        support.wait_until(no_lookout, 6, "the end of the lookout")
         return frames
 
 
@@ -450,8 +463,7 @@ def frames_of(
 def test_torchrun_unmodified(rundir: Path, tmp_path: Path) -> None:
     env = support.environment(rundir, DONE=str(tmp_path / "done"))
     argv = [*support.TORCHRUN, str(HERE / "ddp.py")]
-    # The last of the 8 steps is still open: nothing has followed it.
-    frames = frames_of(argv, env, rundir, tmp_path / "log", 2, steps=8)
+    frames = frames_of(argv, env, rundir, tmp_path / "log", 2, steps=24)
     assert [f.rank for f in frames] == [0, 1]
     (run,) = {f.run for f in frames}
     assert run.startswith("ddp-")
@@ -464,7 +476,8 @@ def test_torchrun_unmodified(rundir: Path, tmp_path: Path) -> None:
         assert not hello.allow_control
         (loader,) = hello.loaders
         assert (loader.num_workers, loader.batch_size) == (2, 4)
-        assert len(frame.records) == frame.ledger.steps == 8
+        assert set(hello.parallel) == {"ddp", "fsdp2"}
+        assert len(frame.records) == frame.ledger.steps == 24
         for record in frame.records:
             host = record.host
             parts = [host.data_wait, host.forward, host.backward, host.comm, host.optimizer]
@@ -500,3 +513,22 @@ def test_a_shell_script_and_a_module_and_their_own_watch(rundir: Path, tmp_path:
     assert frame.hello is not None
     assert (frame.hello.run_name, frame.hello.allow_control) == ("by itself", True)
     assert frame.hello.pid != 0
+
+
+def test_a_shell_script_that_trains_several_times(rundir: Path, tmp_path: Path) -> None:
+    job = f"'{support.PYTHON}' '{HERE / 'job.py'}'"
+    script = tmp_path / "sweep.sh"
+    script.write_text(
+        f"STAY= {job} raises 2>/dev/null\n"
+        f"STAY= {job} plainly\n"
+        # The one that had failed, once more; and another one after and beside those.
+        f"{job} raises 2>/dev/null & {job} plainly & wait; exit 0\n"
+    )
+    env = support.environment(rundir, STAY=str(tmp_path / "done"))
+    frames = frames_of(["sh", str(script)], env, rundir, tmp_path / "log", 2)
+    first, third = sorted(frame.run for frame in frames)
+    assert re.fullmatch(r"sweep-[0-9a-f]{6}", first)
+    assert third == f"{first}.3"
+    scripts = {frame.run: frame.hello.script for frame in frames if frame.hello is not None}
+    assert scripts[first].endswith("job.py raises")
+    assert scripts[third].endswith("job.py plainly")

@@ -2,6 +2,7 @@
 
 from gpuwatch.wire.publish.rundir import (
     Presence,
+    boot_id,
     process_start_ticks,
     read_presence,
     run_directory,
@@ -13,6 +14,7 @@ from gpuwatch.wire.publish.sockets import RankSockets
 __all__ = [
     "Presence",
     "RankSockets",
+    "boot_id",
     "process_start_ticks",
     "read_presence",
     "run_directory",

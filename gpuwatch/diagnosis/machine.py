@@ -1,0 +1,94 @@
+"""What the sensors say of a rank's machine, smoothed where the store has means."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuwatch.diagnosis.types import RunPicture
+from gpuwatch.schema import Reading
+from gpuwatch.store.views import NodeView, RankView
+
+__all__ = ["Use", "cores_of", "cpu_of", "host_mean", "nodes_text", "reading", "use_of", "value"]
+
+
+def value(found: Reading | None) -> float | None:
+    """Return a reading's value, also a stale one; None where it is n/a."""
+    if found is None or found.state not in {"ok", "stale"}:
+        return None
+    return found.value
+
+
+def reading(rank: RankView, name: str) -> float | None:
+    """Return a reading of the rank's own process: its mean over ten seconds, or the last one."""
+    if rank.process_means is not None and name in rank.process_means.readings:
+        return rank.process_means.readings[name]
+    return value(rank.process.readings.get(name)) if rank.process is not None else None
+
+
+def host_mean(node: NodeView | None, name: str) -> float | None:
+    """Return a reading of the host: its mean over ten seconds, or the last one."""
+    if node is None:
+        return None
+    if name in node.host_means:
+        return node.host_means[name]
+    return value(node.host.readings.get(name)) if node.host is not None else None
+
+
+def cpu_of(rank: RankView) -> float | None:
+    """Return the CPU that a rank and its workers use, in cores; None where it is not known."""
+    shares = [reading(rank, "cpu_percent")]
+    if rank.worker_means:
+        shares += [means.readings.get("cpu_percent") for means in rank.worker_means]
+    else:
+        shares += [value(w.readings.get("cpu_percent")) for w in rank.workers]
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return None
+    return sum(known) / 100.0
+
+
+def cores_of(node: NodeView | None, ranks: Iterable[RankView]) -> int | None:
+    """Return the cores that these ranks of one node may use: the machine's, or fewer."""
+    if node is None or node.host is None or not node.host.cores:
+        return None
+    allowed = [r.hello.cores for r in ranks if r.hello is not None and r.hello.cores]
+    return min([node.host.cores, *allowed])
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPU of one node: its cores, how many are busy, and how many of these are the ranks'."""
+
+    cores: int
+    busy: float
+    ours: float
+
+
+def use_of(picture: RunPicture, name: str, ranks: list[RankView]) -> Use | None:
+    """Return the CPU use of a node with these ranks on it, None where a part is not known."""
+    node = picture.node(name)
+    cores = cores_of(node, ranks)
+    total = host_mean(node, "cpu_percent")
+    used = [cpu_of(rank) for rank in ranks]
+    if node is None or node.host is None or cores is None or total is None or not used:
+        return None
+    known = [cpu for cpu in used if cpu is not None]
+    if len(known) < len(used):
+        return None
+    ours = sum(known)
+    # The kernel counts whole ticks: what the processes used was surely busy.
+    return Use(cores, max(total / 100.0 * node.host.cores, ours), ours)
+
+
+def nodes_text(names: Iterable[str]) -> str:
+    """Name nodes as a person would."""
+    found = sorted(set(names))
+    return (
+        ", ".join(found) if len(found) <= 3 else f"{', '.join(found[:2])} and {len(found) - 2} more"
+    )
+
+
+def mean_or_none(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known."""
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known else None
