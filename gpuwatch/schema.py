@@ -259,9 +259,9 @@ class RankState(_Wire, frozen=True):
     the last mark, so that a hang shows where and since when on any observer's clock.
     `recompiles` counts what torch.compile has compiled again, None where it is not in use;
     `flops_per_step` are the model's FLOPs in one step of this rank, `flops_source` where they come
-    from, or why they are not known; `device_dropped` counts steps whose device times were not taken. `memory_peak_bytes` is
-    the most allocated at once since the user last reset it, `memory_retries` how often the
-    allocator had to free its cache to go on.
+    from, or why they are not known; `device_dropped` counts steps whose device times were not
+    taken. `memory_peak_bytes` is the most allocated at once since the user last reset it,
+    `memory_retries` how often the allocator had to free its cache to go on.
     """
 
     status: Name = "starting"

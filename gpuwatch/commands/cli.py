@@ -13,9 +13,12 @@ __all__ = ["cli"]
 
 _COMMANDS = {
     "agent": "the node process: between the ranks of this node and every monitor",
+    "compare": "what a change has brought: two runs or recordings",
     "demo": "train two ranks with a loader that is too slow, and watch them",
     "diagnose": "say why the step is not faster, and what to change",
     "doctor": "say what this machine can measure, and what would help where it cannot",
+    "record": "record a live run into a file",
+    "replay": "open the screen on a recording",
     "run": "start any training command, watched without a change to it",
     "runs": "list the runs of this user on this machine",
     "status": "one picture of runs, ranks and host, as text or JSON",

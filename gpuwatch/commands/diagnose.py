@@ -6,12 +6,12 @@ import time
 
 import click
 
-__all__ = ["diagnose"]
+__all__ = ["Duration", "diagnose"]
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class _Duration(click.ParamType[float]):
+class Duration(click.ParamType[float]):
     """Seconds, or a number with s, m or h."""
 
     name = "duration"
@@ -19,6 +19,7 @@ class _Duration(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        """Return the seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value).strip())
         if match is None:
             self.fail(f"{value!r} is no duration; write 30s, 5m or 1h", param, ctx)
@@ -34,7 +35,7 @@ class _Duration(click.ParamType[float]):
     help="Exit 1 if there is a finding of this severity or above.",
 )
 @click.option(
-    "--for", "for_s", type=_Duration(), default=0.0, help="Watch so long before judging: 30s, 5m."
+    "--for", "for_s", type=Duration(), default=0.0, help="Watch so long before judging: 30s, 5m."
 )
 @click.pass_context
 def diagnose(
@@ -42,26 +43,38 @@ def diagnose(
 ) -> None:
     """Say why the step of a run is not faster, and what to change.
 
-    TARGET is a run id, its beginning, or a run's name; without it the newest run is judged.
+    TARGET is a run id, its beginning, or a run's name; without it the newest run is judged. Or it
+    is a recording or a trace, which is judged as it is replayed: what is open at its end.
     """
     from gpuwatch.commands.session import LiveSession, pick_run
-    from gpuwatch.commands.shapes import diagnosis_document
+    from gpuwatch.commands.shapes import diagnosis_document, finding_document
     from gpuwatch.commands.text import diagnosis_lines
     from gpuwatch.diagnosis import Engine
     from gpuwatch.diagnosis.types import SEVERITIES
     from gpuwatch.errors import TargetError
+    from gpuwatch.recording.read import is_recording
 
-    engine = Engine(open_after=1)
-    session = LiveSession()
-    try:
-        view = session.settled_view()
-        until_s = time.monotonic() + for_s
-        while time.monotonic() < until_s:
-            time.sleep(min(1.0, max(0.0, until_s - time.monotonic())))
-            view = session.view()
-            engine(view)
-    finally:
-        session.close()
+    recorded = None
+    if target is not None and is_recording(target):
+        from gpuwatch.commands.recorded import judged, narrate, recording_document
+
+        if for_s:
+            raise click.UsageError("a recording is judged as a whole: leave --for out")
+        view, found, recorded = judged(target)
+        narrate(recorded)
+        target = None
+    else:
+        engine = Engine(open_after=1)
+        session = LiveSession()
+        try:
+            view = session.settled_view()
+            until_s = time.monotonic() + for_s
+            while time.monotonic() < until_s:
+                time.sleep(min(1.0, max(0.0, until_s - time.monotonic())))
+                view = session.view()
+                engine(view)
+        finally:
+            session.close()
     run, others = pick_run(view, target)
     if run is None and target is not None:
         raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
@@ -69,11 +82,25 @@ def diagnose(
     if run is not None and target is None and live:
         names = ", ".join(r.run for r in live)
         click.echo(f"judging the newest run, {run.run}; there are also {names}", err=True)
-    diagnosis = engine.evaluate(view, run) if run is not None else None
-    if as_json:
-        click.echo(json.dumps(diagnosis_document(run, diagnosis), allow_nan=False))
+    if run is None:
+        diagnosis = None
     else:
-        click.echo("\n".join(diagnosis_lines(run, diagnosis)))
+        diagnosis = engine.evaluate(view, run) if recorded is None else found.get(run.run)
+    resolved = [f for f in diagnosis.findings if f.state == "resolved"] if diagnosis else []
+    if as_json:
+        document = diagnosis_document(run, diagnosis)
+        document["resolved"] = [finding_document(f) for f in resolved]
+        if recorded is not None:
+            document["recording"] = recording_document(recorded)
+        click.echo(json.dumps(document, allow_nan=False))
+    else:
+        lines = diagnosis_lines(run, diagnosis)
+        if recorded is not None and run is None:
+            lines[0] = f"no run in {recorded.path}"
+        lines += [
+            f"resolved at step {f.resolved_step:,}: {f.id} {f.kind}: {f.summary}" for f in resolved
+        ]
+        click.echo("\n".join(lines))
     if fail_on is not None and diagnosis is not None:
         bar = SEVERITIES.index(fail_on)
         if any(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gpuwatch.commands.session import LiveSession
+    from gpuwatch.store.session import Session
+    from gpuwatch.tui.diagnoser import Diagnose
 
 __all__ = ["can_draw", "watch_screen"]
 
@@ -26,7 +27,8 @@ def watch_screen(
     *,
     hz: float,
     run: str | None = None,
-    session: "LiveSession | None" = None,
+    session: "Session | None" = None,
+    diagnose: "Diagnose | None" = None,
     seconds: float | None = None,
 ) -> int:
     """Open the screen and stay until it is left, or for `seconds`; returns the exit code.
@@ -57,7 +59,7 @@ def watch_screen(
 
     shown = session if session is not None else deferred
     assert shown is not None
-    app = GpuwatchApp(shown, DeferredEngine(), hz=hz, run=run, on_first_paint=painted)
+    app = GpuwatchApp(shown, diagnose or DeferredEngine(), hz=hz, run=run, on_first_paint=painted)
     if seconds is not None:
         timer = threading.Timer(seconds, leave)
         timer.daemon = True

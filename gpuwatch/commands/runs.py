@@ -8,18 +8,38 @@ __all__ = ["runs"]
 
 
 @click.command()
+@click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def runs(as_json: bool) -> None:
-    """List the runs of this user on this machine, newest first."""
-    from gpuwatch.commands.session import LiveSession
+def runs(target: str | None, as_json: bool) -> None:
+    """List the runs of this user on this machine, newest first.
+
+    TARGET is a run id, its beginning, or a run's name, for that run alone; or a recording or a
+    trace, for the runs in it.
+    """
+    from dataclasses import replace
+
+    from gpuwatch.commands.session import LiveSession, pick_run
     from gpuwatch.commands.shapes import SCHEMA
     from gpuwatch.commands.text import runs_lines
+    from gpuwatch.errors import TargetError
+    from gpuwatch.recording.read import is_recording
 
-    session = LiveSession()
-    try:
-        view = session.settled_view()
-    finally:
-        session.close()
+    if target is not None and is_recording(target):
+        from gpuwatch.commands.recorded import last_view, narrate
+
+        view, recorded = last_view(target)
+        narrate(recorded)
+    else:
+        session = LiveSession()
+        try:
+            view = session.settled_view()
+        finally:
+            session.close()
+        if target is not None:
+            run, _ = pick_run(view, target)
+            if run is None:
+                raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
+            view = replace(view, runs=(run,))
     if as_json:
         document = {
             "schema": SCHEMA,
@@ -38,7 +58,7 @@ def runs(as_json: bool) -> None:
             ],
         }
         click.echo(json.dumps(document))
-    elif view.runs:
+    elif view.runs or (target is not None and is_recording(target)):
         click.echo("\n".join(runs_lines(view)))
     else:
         click.echo("no run of yours on this machine; try gpuwatch demo", err=True)

@@ -3,6 +3,7 @@
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuwatch.errors import AgentError
@@ -27,11 +28,17 @@ ANSWER_S = 3.0
 class LiveSession:
     """A `Session` on the runs of this user on this machine.
 
+    `tap` is called with the bytes of every frame after they are in the picture, in the thread of
+    the link.
+
     Raises:
         RunDirectoryError: the run directory cannot be used.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path | None = None, *, tap: Callable[[bytes], None] | None = None
+    ) -> None:
+        self._tap = tap
         self._directory = directory or run_directory()
         self._store = Store()
         self._asked_s: dict[tuple[str, int], float] = {}
@@ -87,6 +94,12 @@ class LiveSession:
                 self._link.send(
                     Command(WIRE_VERSION, uuid.uuid4().hex, "snapshot", run=run, rank=rank)
                 )
+        if self._tap is not None:
+            self._tap(data)
+
+    def raw_run(self, run: str) -> str:
+        """Return a run id as its owner spells it, which is how frames name it."""
+        return self._store.raw_run(run)
 
     # --- one-shot commands ---------------------------------------------------------------------
 

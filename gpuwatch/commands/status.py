@@ -8,10 +8,10 @@ __all__ = ["show_status", "status"]
 
 
 def show_status(target: str | None, *, as_json: bool) -> None:
-    """Print one picture of all runs, or of the named one.
+    """Print one picture of all runs, or of the named one, or the last one of a recording.
 
     Raises:
-        TargetError: no run of that name.
+        TargetError: no run of that name, or a recording that cannot be read.
     """
     from dataclasses import replace
 
@@ -19,21 +19,35 @@ def show_status(target: str | None, *, as_json: bool) -> None:
     from gpuwatch.commands.shapes import status_document
     from gpuwatch.commands.text import status_lines
     from gpuwatch.errors import TargetError
+    from gpuwatch.recording.read import is_recording
 
-    session = LiveSession()
-    try:
-        view = session.settled_view()
-    finally:
-        session.close()
-    if target is not None:
+    recorded = None
+    if target is not None and is_recording(target):
+        from gpuwatch.commands.recorded import last_view, narrate, recording_document
+
+        view, recorded = last_view(target)
+        narrate(recorded)
+    else:
+        session = LiveSession()
+        try:
+            view = session.settled_view()
+        finally:
+            session.close()
+    if target is not None and recorded is None:
         run, _ = pick_run(view, target)
         if run is None:
             raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
         view = replace(view, runs=(run,))
     if as_json:
-        click.echo(json.dumps(status_document(view), allow_nan=False))
+        document = status_document(view)
+        if recorded is not None:
+            document["recording"] = recording_document(recorded)
+        click.echo(json.dumps(document, allow_nan=False))
     else:
-        click.echo("\n".join(status_lines(view)))
+        lines = status_lines(view)
+        if recorded is not None and not view.runs:
+            lines[0] = f"no run in {recorded.path}"
+        click.echo("\n".join(lines))
     if view.link == "lost" and view.message:
         click.echo(f"gpuwatch: {view.message}", err=True)
 
@@ -44,6 +58,7 @@ def show_status(target: str | None, *, as_json: bool) -> None:
 def status(target: str | None, as_json: bool) -> None:
     """Print one picture of runs, ranks and host.
 
-    TARGET is a run id, its beginning, or a run's name; without it all runs are shown.
+    TARGET is a run id, its beginning, or a run's name; without it all runs are shown. Or it is a
+    recording or a trace: then the picture is that at its end.
     """
     show_status(target, as_json=as_json)

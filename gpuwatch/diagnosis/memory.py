@@ -22,7 +22,11 @@ Z_RISES = 3.5
 """Of 12 blocks 66 pairs are compared; 3.5 lets 7 of them fall."""
 
 FLOOR_BYTES = 8 * 2**20
-WARM_SHARE = 0.15
+RESIDENT_FLOOR_BYTES = 32 * 2**20
+"""Of a resident set: heaps and caches settle for hundreds of steps; a healthy small model was seen
+to drift by 0.15 MiB a step."""
+
+WARM_SHARE = 0.2
 """The first part of a run: allocators fill their pools, workers and caches are made."""
 
 MIN_STEPS = 96
@@ -32,7 +36,9 @@ STILL_SHARE = 0.12
 CRITICAL_STEPS_LEFT = 2000
 
 
-def rising(memory: tuple[tuple[int, int], ...]) -> tuple[float, float] | None:
+def rising(
+    memory: tuple[tuple[int, int], ...], floor_bytes: float = FLOOR_BYTES
+) -> tuple[float, float] | None:
     """Return (growth in bytes, z of Mann-Kendall) if memory rises, None if not or not known."""
     if len(memory) < 2 * BLOCKS or memory[-1][0] - memory[0][0] < MIN_STEPS:
         return None
@@ -53,7 +59,7 @@ def rising(memory: tuple[tuple[int, int], ...]) -> tuple[float, float] | None:
     z = (pairs - 1) / math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
     growth = minima[-1] - minima[0]
     late = minima[-1] - minima[-1 - BLOCKS // 4]
-    if z < Z_RISES or growth < FLOOR_BYTES or late < STILL_SHARE * growth:
+    if z < Z_RISES or growth < floor_bytes or late < STILL_SHARE * growth:
         return None
     return float(growth), z
 
@@ -82,7 +88,12 @@ def _leak(picture: RunPicture, kind: str) -> Outcome:
         return None
     if not any(rank.past.memory for rank in ranks):
         return Abstain(kind, "memory by step: no record carries it")
-    leaking = [(rank, found) for rank in ranks if (found := rising(rank.past.memory)) is not None]
+    floor_bytes = FLOOR_BYTES if kind == "gpu_leak" else RESIDENT_FLOOR_BYTES
+    leaking = [
+        (rank, found)
+        for rank in ranks
+        if (found := rising(rank.past.memory, floor_bytes)) is not None
+    ]
     if not leaking:
         return None
     rank, (growth, z) = max(leaking, key=lambda item: item[1][0])

@@ -1,0 +1,111 @@
+"""What the one-shot commands say of a recording: its last picture, and what was found in it."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gpuwatch.commands.session import LiveSession, pick_run
+from gpuwatch.diagnosis import Engine, RunDiagnosis
+from gpuwatch.errors import TargetError
+from gpuwatch.recording import Player, Recording, open_recording
+from gpuwatch.recording.read import is_recording
+from gpuwatch.store import RunView, View
+
+__all__ = ["Judged", "judged", "judged_target", "last_view", "narrate", "recording_document"]
+
+_TICK_S = 1.0
+"""As often as a live monitor evaluates."""
+
+_CLOSE_S = 1200.0
+_EARLY_TICKS = 1200
+"""The last 20 minutes of a long recording are evaluated every second; what lies before them so
+many times, as findings that opened there are open since, or were resolved."""
+
+_SHORT_S = 3.0
+"""A recording so short is the only evidence there is, as the window is to a live `diagnose`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One run with what was found in it."""
+
+    target: str
+    run: RunView
+    diagnosis: RunDiagnosis
+
+
+def last_view(path: str) -> tuple[View, Recording]:
+    """Return the picture at the end of a recording, and the recording (closed).
+
+    Raises:
+        TargetError: it cannot be read.
+    """
+    with open_recording(path) as recording:
+        player = Player(recording)
+        player.advance(recording.duration_s)
+        return player.view(), recording
+
+
+def judged(path: str) -> tuple[View, dict[str, RunDiagnosis], Recording]:
+    """Return the picture at the end, and what a monitor that watched it all would have found.
+
+    The rules see the recording once a second of its own time (its beginning less often where it
+    is long), so that findings open, close and keep their numbers as they do live.
+
+    Raises:
+        TargetError: it cannot be read.
+    """
+    with open_recording(path) as recording:
+        engine = Engine(open_after=1) if recording.duration_s < _SHORT_S else Engine()
+        player = Player(recording)
+        early_s = recording.duration_s - _CLOSE_S
+        early = player.ticks(max(_TICK_S, early_s / _EARLY_TICKS), early_s) if early_s > 0 else ()
+        found: dict[str, RunDiagnosis] = {}
+        view = View(version=0, at_s=0.0)
+        for view in itertools.chain(early, player.ticks(_TICK_S)):
+            found.update((diagnosis.run, diagnosis) for diagnosis in engine(view))
+        return view, found, recording
+
+
+def judged_target(target: str) -> Judged:
+    """Return the run that a TARGET means, recorded or live, and what is found in it.
+
+    Raises:
+        TargetError: there is no such run, or the recording cannot be read or holds none.
+        AgentError: there is no contact with the node process.
+    """
+    if is_recording(target):
+        view, found, recording = judged(target)
+        narrate(recording)
+        run, _ = pick_run(view, None)
+        if run is None:
+            raise TargetError(f"no run in {target}")
+        return Judged(target, run, found.get(run.run) or RunDiagnosis(run.run))
+    session = LiveSession()
+    try:
+        view = session.settled_view()
+    finally:
+        session.close()
+    run, _ = pick_run(view, target)
+    if run is None:
+        raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
+    return Judged(target, run, Engine(open_after=1).evaluate(view, run))
+
+
+def recording_document(recording: Recording) -> dict[str, Any]:
+    """Return what a document says of the recording that it was made from."""
+    return {
+        "file": recording.path,
+        "started_s": recording.started_s,
+        "duration_s": round(recording.duration_s, 3),
+        "frames": len(recording),
+        "problem": recording.problem or None,
+    }
+
+
+def narrate(recording: Recording) -> None:
+    """Say on stderr what could not be read."""
+    if recording.problem:
+        click.echo(f"gpuwatch: {recording.problem}", err=True)

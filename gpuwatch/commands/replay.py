@@ -1,0 +1,84 @@
+"""`gpuwatch replay`: the screen, on a recording."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis import Engine, RunDiagnosis
+    from gpuwatch.store import View
+    from gpuwatch.store.session import Playback
+
+__all__ = ["replay"]
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "--speed",
+    type=click.FloatRange(0.1, 1000.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds of the recording a second.",
+)
+@click.option(
+    "--at", "step", type=click.IntRange(0), metavar="STEP", help="Begin where this step was made."
+)
+@click.option(
+    "--hz",
+    type=click.FloatRange(1, 10),
+    default=4.0,
+    show_default=True,
+    help="How often the screen is drawn.",
+)
+@click.pass_context
+def replay(ctx: click.Context, file: str, speed: float, step: int | None, hz: float) -> None:
+    """Open the screen on a recording or a trace, as if the run ran now.
+
+    FILE is what gpuwatch record wrote, or a trace of JSON lines. Without a terminal the picture at
+    the end, or at STEP, is printed as text.
+    """
+    from gpuwatch.commands.monitor import can_draw, watch_screen
+    from gpuwatch.commands.recorded import narrate
+    from gpuwatch.commands.text import status_lines
+    from gpuwatch.errors import TargetError
+    from gpuwatch.recording import Player, ReplaySession, open_recording
+    from gpuwatch.recording.replay import step_s
+
+    with open_recording(file) as recording:
+        narrate(recording)
+        position_s = None
+        if step is not None:
+            position_s = step_s(recording, step)
+            if position_s is None:
+                raise TargetError(f"no rank has made step {step} in {file}")
+        why_not = can_draw()
+        if why_not:
+            click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
+            player = Player(recording)
+            player.advance(recording.duration_s if position_s is None else position_s)
+            click.echo("\n".join(status_lines(player.view())))
+            return
+        session = ReplaySession(recording, speed=speed, position_s=position_s or 0.0)
+        try:
+            ctx.exit(watch_screen(hz=hz, session=session, diagnose=_Judge(session)))
+        finally:
+            session.close()
+
+
+class _Judge:
+    """The rules on a replay: begins anew where time was moved, with what the window shows there."""
+
+    def __init__(self, session: "Playback") -> None:
+        self._session = session
+        self._seeks = 0
+        self._engine: Engine | None = None
+
+    def __call__(self, view: "View") -> "tuple[RunDiagnosis, ...]":
+        """Evaluate every run of the view."""
+        from gpuwatch.diagnosis import Engine
+
+        if self._engine is None or self._session.seeks != self._seeks:
+            self._seeks = self._session.seeks
+            self._engine = Engine(open_after=1) if self._seeks else Engine()
+        return self._engine(view)
