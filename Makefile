@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 INPUTS := pyproject.toml trainer/pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench scoreboard clean
 
 help:
 	@echo "make demo    train two ranks with a loader that is too slow, and watch them"
@@ -14,6 +14,7 @@ help:
 	@echo "make check   lint, types, import contracts"
 	@echo "make format  let ruff reformat"
 	@echo "make bench   print every budget beside its baseline"
+	@echo "make scoreboard  say how often the diagnosis is right"
 	@echo "make clean   remove the virtual environment and caches"
 
 $(BIN)/python:
@@ -46,6 +47,9 @@ format: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+scoreboard: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/score.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

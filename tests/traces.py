@@ -44,8 +44,9 @@ class Job:
     `step` are series of further fields of a step line; `loader` the loader's fields (None: the job
     has none); `batch_ms` what a batch costs in its worker, as series of (wall, CPU, collating);
     `host`, `gpu` (a rank has one device), `process`, `worker_process` readings as series over
-    seconds; `spans` (step before which it happens, name, ms); `hello` further fields of a hello;
-    `more` further lines, whose `at_s` count from the start.
+    seconds, `host_fields` further fields of each host line; `spans` (step before which it happens,
+    name, ms); `hello` further fields of a hello; `more` further lines, whose `at_s` count from the
+    start.
     """
 
     ranks: int = 1
@@ -56,6 +57,7 @@ class Job:
     loader: PerRank | None = field(default_factory=lambda: {"num_workers": 2})
     batch_ms: Sequence[Series] | None = None
     host: Mapping[str, Series] = field(default_factory=dict)
+    host_fields: Mapping[str, Any] = field(default_factory=dict)
     cores: int = 16
     gpu: PerRank | None = None
     process: PerRank | None = None
@@ -181,6 +183,7 @@ class Job:
                     "at_s": at_s,
                     "cores": self.cores,
                     "readings": _now(self.host, second),
+                    **self.host_fields,
                 }
         for rank in range(self.ranks):
             about = {"node": self.node(rank), "at_s": at_s}
