@@ -5,6 +5,7 @@ from typing import Any
 
 from gpuwatch.diagnosis import Abstain, Finding, RunDiagnosis
 from gpuwatch.schema import PHASES, Ledger, Reading
+from gpuwatch.store.mfu import mfu_of
 from gpuwatch.store.views import NodeView, RankView, RunView, View, same_device
 
 __all__ = ["SCHEMA", "diagnosis_document", "finding_document", "status_document"]
@@ -52,7 +53,34 @@ def _phases_na(rank: RankView) -> dict[str, str]:
     }
 
 
-def _rank(rank: RankView) -> dict[str, Any]:
+def _signals(rank: RankView) -> dict[str, Any]:
+    told = rank.told
+    return {
+        "learning_rate": _round(told.learning_rate, 12),
+        "grad_norm": _round(told.grad_norm),
+        "loss_scale": _round(told.loss_scale),
+        "recompiles": told.recompiles,
+        "gc_pauses": told.gc_pauses,
+        "gc_pause_ms": _round(told.gc_pause_ns / 1e6, 3),
+        "flops_per_step": told.flops_per_step,
+        "flops_source": told.flops_source or None,
+        "memory_peak_bytes": told.memory_peak_bytes,
+        "memory_reserved_bytes": told.memory_reserved_bytes,
+        "memory_retries": told.memory_retries,
+    }
+
+
+def _mfu(rank: RankView, said_tflops: float | None) -> dict[str, Any]:
+    found = mfu_of(rank, said_tflops)
+    return {
+        "value": _round(found.value),
+        "reason": found.reason or None,
+        "peak_tflops": found.peak_tflops,
+        "peak_source": found.peak_source or None,
+    }
+
+
+def _rank(rank: RankView, peak_tflops: float | None) -> dict[str, Any]:
     process = rank.process
     return {
         "rank": rank.rank,
@@ -75,6 +103,8 @@ def _rank(rank: RankView) -> dict[str, Any]:
         "device_dropped": rank.device_dropped,
         "samples_per_s": _round(rank.samples_per_s),
         "loss": _round(rank.loss),
+        "signals": _signals(rank),
+        "mfu": _mfu(rank, peak_tflops),
         "loader": {
             "batch_wall_ms": _round(rank.batch_wall_ms),
             "batch_cpu_ms": _round(rank.batch_cpu_ms),
@@ -102,7 +132,7 @@ def _rank(rank: RankView) -> dict[str, Any]:
     }
 
 
-def _run(run: RunView) -> dict[str, Any]:
+def _run(run: RunView, peak_tflops: float | None) -> dict[str, Any]:
     return {
         "run": run.run,
         "name": run.name,
@@ -110,7 +140,7 @@ def _run(run: RunView) -> dict[str, Any]:
         "world_size": run.world_size,
         "steps": run.steps,
         "simulated": run.simulated,
-        "ranks": [_rank(rank) for rank in run.ranks],
+        "ranks": [_rank(rank, peak_tflops) for rank in run.ranks],
     }
 
 
@@ -194,8 +224,8 @@ def _host(node: NodeView) -> dict[str, Any]:
     }
 
 
-def status_document(view: View) -> dict[str, Any]:
-    """Return the document of `gpuwatch status --json`."""
+def status_document(view: View, peak_tflops: float | None = None) -> dict[str, Any]:
+    """Return the document of `gpuwatch status --json`; `peak_tflops` as the user gave it."""
     gpus = _gpus(view)
     reasons = [n.gpus_reason for n in view.nodes if n.gpus_reason]
     hosts = [_host(node) for node in view.nodes]
@@ -203,7 +233,7 @@ def status_document(view: View) -> dict[str, Any]:
         "schema": SCHEMA,
         "simulated": any(run.simulated for run in view.runs)
         or any(gpu["simulated"] for gpu in gpus),
-        "runs": [_run(run) for run in view.runs],
+        "runs": [_run(run, peak_tflops) for run in view.runs],
         "gpus_reason": None if gpus else (reasons[0] if reasons else "no sensor reading yet"),
         "gpus": gpus,
         "host": hosts[0] if hosts else None,

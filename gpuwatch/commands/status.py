@@ -7,8 +7,10 @@ import click
 __all__ = ["show_status", "status"]
 
 
-def show_status(target: str | None, *, as_json: bool) -> None:
+def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None = None) -> None:
     """Print one picture of all runs, or of the named one, or the last one of a recording.
+
+    `peak_tflops` is the dense peak of the devices, where the user knows better than the table.
 
     Raises:
         TargetError: no run of that name, or a recording that cannot be read.
@@ -39,7 +41,7 @@ def show_status(target: str | None, *, as_json: bool) -> None:
             raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
         view = replace(view, runs=(run,))
     if as_json:
-        document = status_document(view)
+        document = status_document(view, peak_tflops)
         if recorded is not None:
             document["recording"] = recording_document(recorded)
         click.echo(json.dumps(document, allow_nan=False))
@@ -55,10 +57,17 @@ def show_status(target: str | None, *, as_json: bool) -> None:
 @click.command()
 @click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def status(target: str | None, as_json: bool) -> None:
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(0.0, 1e6, min_open=True),
+    envvar="GPUWATCH_PEAK_TFLOPS",
+    metavar="TFLOPS",
+    help="Dense peak of the training dtype on these devices, for MFU.",
+)
+def status(target: str | None, as_json: bool, peak_tflops: float | None) -> None:
     """Print one picture of runs, ranks and host.
 
     TARGET is a run id, its beginning, or a run's name; without it all runs are shown. Or it is a
     recording or a trace: then the picture is that at its end.
     """
-    show_status(target, as_json=as_json)
+    show_status(target, as_json=as_json, peak_tflops=peak_tflops)

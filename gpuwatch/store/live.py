@@ -76,6 +76,13 @@ def _clean(value: Any) -> Any:
 _NO_MEANS = Means()
 
 
+def _clean_reply(reply: Reply) -> Reply:
+    """Return an answer fit for a terminal; its data keeps its lines, as stacks have them."""
+    lines = [printable(line) for line in reply.data.expandtabs(4).splitlines()]
+    cleaned: Reply = _clean(reply)
+    return msgspec.structs.replace(cleaned, data="\n".join(lines))
+
+
 class _Rank:
     """The mutable picture of one rank."""
 
@@ -132,7 +139,7 @@ class _Rank:
         self.dropped = frame.dropped
         if frame.hello is not None:
             self.hello = _clean(frame.hello)
-        self.replies.extend(_clean(frame.replies))
+        self.replies.extend(map(_clean_reply, frame.replies))
         if frame.bye is not None:
             self.bye = _clean(frame.bye)
         if frame.workers:
@@ -257,6 +264,7 @@ class _Rank:
             device_stall_ms=window.device_stall_ms,
             device_dropped=self.state.device_dropped,
             past=self.history.past(),
+            told=self.state,
             process_means=means.process(process.pid) if process is not None else None,
             worker_means=tuple(
                 found for w in workers if (found := means.process(w.pid)) is not None
@@ -440,7 +448,7 @@ class Store:
         node.notices = _clean(node_frame.notices)
         if sensors is not None:
             node.take_sensors(sensors, received_s)
-        self._replies.extend(_clean(node_frame.replies))
+        self._replies.extend(map(_clean_reply, node_frame.replies))
         missing = []
         for frame in frames:
             rank = self._rank(frame, name)

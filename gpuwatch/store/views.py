@@ -14,6 +14,7 @@ from gpuwatch.schema import (
     HostSample,
     Ledger,
     ProcessSample,
+    RankState,
     Reply,
     StepRecord,
 )
@@ -55,8 +56,8 @@ class RankView:
     long the device had nothing to do between two steps, mean over the window, None where that is
     not known; `device_dropped` counts steps whose device times were not taken.
 
-    `past` reaches back beyond the window. `process_means` and `worker_means` are the sampler's
-    readings over about ten seconds.
+    `told` is what the rank said of itself last, `past` reaches back beyond the window.
+    `process_means` and `worker_means` are the sampler's readings over about ten seconds.
     """
 
     run: str
@@ -103,6 +104,7 @@ class RankView:
     device_stall_ms: float | None = None
     device_dropped: int = 0
     past: Past = field(default_factory=Past)
+    told: RankState = field(default_factory=RankState)
     process_means: ProcessMeans | None = None
     worker_means: tuple[ProcessMeans, ...] = ()
 
