@@ -38,13 +38,17 @@ class Stop:
         """Keep a short block whole: a signal in it takes effect at its end.
 
         For starting loader workers: Python swallows what is raised around a fork, and torch's
-        iterator cannot clean up half of itself.
+        iterator cannot clean up half of itself. The death of a worker is held back too, for torch
+        raises there: a signal to the whole group may reach the worker before this process. What
+        is forked meanwhile inherits that mask.
         """
         self.deferred = True
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
             yield
         finally:
             self.deferred = False
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.check()
 
 

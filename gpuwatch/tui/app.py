@@ -1,23 +1,68 @@
 """The application: one timer, one watcher, the screens."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
+import os
 import signal
+import sys
+import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from gpuwatch.store.session import Session
+from gpuwatch.tui.binding import bind
+from gpuwatch.tui.config import Config, load_config
 from gpuwatch.tui.diagnoser import Diagnose
+from gpuwatch.tui.keymap import VIEWS, KeyNames
 from gpuwatch.tui.screens.base import FedScreen
 from gpuwatch.tui.screens.overview import Overview
-from gpuwatch.tui.theme import THEME
+from gpuwatch.tui.terminal import has_few_colours, needs_ascii
+from gpuwatch.tui.theme import textual_theme, use_theme
 from gpuwatch.tui.watcher import Watcher
+from gpuwatch.tui.widgets.pane import ascii_only, set_ascii
+
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Finding
 
 __all__ = ["GpuwatchApp"]
+
+_TOLD_S = 4.0
+"""How long the footer says what a key did."""
+
+
+_CHANGE_S = 0.005
+"""Long enough for the first layout of a view, so that it does not flicker."""
+
+
+# A view is loaded and made when it is first opened: the first picture does not wait for it.
+def _ranks() -> Screen[None]:
+    from gpuwatch.tui.screens.ranks import RanksScreen
+
+    return RanksScreen()
+
+
+def _gpus() -> Screen[None]:
+    from gpuwatch.tui.screens.gpus import GpusScreen
+
+    return GpusScreen()
+
+
+def _findings() -> Screen[None]:
+    from gpuwatch.tui.screens.findings import FindingsScreen
+
+    return FindingsScreen()
+
+
+def _compare() -> Screen[None]:
+    from gpuwatch.tui.screens.compare import CompareScreen
+
+    return CompareScreen()
 
 
 class GpuwatchApp(App[None]):
@@ -26,21 +71,43 @@ class GpuwatchApp(App[None]):
     `diagnose` judges the runs of a view; it is called in a thread of its own at most once a
     second and nothing waits for it. `hz` is the drawing rate, 0 for none (call `refresh_scene`).
     `run` is the id or name of the run to show, None for the newest. `on_first_paint` is called
-    once when the first picture is on the screen.
+    once when the first picture is on the screen. `config` are the person's settings, read from
+    their file where they are not given.
 
     The app does not close the session: who opened it does. SIGTERM, SIGHUP and SIGINT end the
     app with the terminal restored, and `return_code` 128 + the signal's number.
     """
 
     ENABLE_COMMAND_PALETTE = False
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = dict(
+        zip(VIEWS, (Overview, _ranks, _gpus, _findings, _compare), strict=True)
+    )
+    DEFAULT_MODE = VIEWS[0]
     CSS = "Screen { background: $background; color: $foreground; }"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,ctrl+c", "leave", "Quit", show=False, priority=True, id="quit"),
-        Binding("question_mark", "help", "Help", show=False, id="help"),
-        Binding("space", "pause", "Pause", show=False, id="pause"),
-        Binding("left_square_bracket", "run(-1)", "Previous run", show=False, id="previous-run"),
-        Binding("right_square_bracket", "run(1)", "Next run", show=False, id="next-run"),
+        Binding("ctrl+c", "leave", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False),
+        *bind(
+            *(f"view-{i}" for i in range(1, len(VIEWS) + 1)),
+            "previous",
+            "next",
+            "pause",
+            "back",
+            "forward",
+            "back-far",
+            "forward-far",
+            "zoom-in",
+            "zoom-out",
+            "metric",
+            "heat",
+            "events",
+            "runs",
+            "write",
+            "palette",
+            "help",
+            "quit",
+        ),
     ]
 
     def __init__(
@@ -51,24 +118,50 @@ class GpuwatchApp(App[None]):
         hz: float = 4.0,
         run: str | None = None,
         on_first_paint: Callable[[], None] | None = None,
+        config: Config | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
-        self.register_theme(THEME)
-        self.theme = THEME.name
+        self._config = load_config() if config is None else config
+        self._set_up_terminal()
+        self.set_keymap(dict(self._config.keys))
         self._hz = hz
-        self._watcher = Watcher(session, diagnose, hz=hz, run=run)
+        self._watcher = Watcher(session, diagnose, hz=hz, run=run, notices=self._config.problems)
         self._on_first_paint = on_first_paint
         self._signals: list[int] = []
+        self._told: tuple[str, str] | None = None
+        self._told_until = 0.0
+
+    def _set_up_terminal(self) -> None:
+        wanted = self._config.theme
+        if not wanted:
+            wanted = "ansi" if has_few_colours(self.console.color_system) else "dark"
+        # Textual draws on stderr.
+        encoding = getattr(sys.__stderr__, "encoding", None)
+        plain = self._config.ascii
+        set_ascii(needs_ascii(os.environ, encoding) if plain is None else plain)
+        self._use(wanted)
+
+    def _use(self, name: str) -> None:
+        use_theme(name)
+        theme = textual_theme(name)
+        self.register_theme(theme)
+        self.theme = theme.name
 
     @property
     def watcher(self) -> Watcher:
         """What decides what is drawn."""
         return self._watcher
 
-    def get_default_screen(self) -> Screen[None]:
-        """Start on the overview."""
-        return Overview()
+    @property
+    def key_names(self) -> KeyNames:
+        """The keys that the person has chosen."""
+        return self._config.keys
+
+    @property
+    def told(self) -> tuple[str, str] | None:
+        """What the footer has to say now, with its style; None for the keys."""
+        return self._told
 
     def on_load(self) -> None:
         """Keep the collector out of the way until the first picture is up."""
@@ -111,14 +204,77 @@ class GpuwatchApp(App[None]):
 
     def refresh_scene(self, *, force: bool = False) -> None:
         """Draw what is new; `force` draws in any case."""
+        if self._told is not None and time.monotonic() >= self._told_until:
+            self._told = None
+            if isinstance(self.screen, FedScreen):
+                self.screen.draw_footer()
         scene = self._watcher.poll(force=force)
         if scene is not None and isinstance(self.screen, FedScreen):
             self.screen.feed(scene)
+
+    def tell(self, text: str, style: str = "ok", seconds: float = _TOLD_S) -> None:
+        """Say in the footer what a key did."""
+        self._told = (text, style)
+        self._told_until = time.monotonic() + seconds
+        if isinstance(self.screen, FedScreen):
+            self.screen.draw_footer()
 
     def select_rank(self, rank: int) -> None:
         """Show that rank in bars, machine and timeline."""
         self._watcher.select_rank(rank)
         self.refresh_scene(force=True)
+
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Hold drawing back while a view changes: a moment, not the twentieth of a second."""
+        super().delay_update(min(delay, _CHANGE_S))
+
+    async def run_call(self, call: str) -> None:
+        """Do what an action says, on the screen on top where it knows it, else here."""
+        name = call.split("(", maxsplit=1)[0]
+        own = not name.startswith("app.") and hasattr(self.screen, f"action_{name}")
+        await self.run_action(call.removeprefix("app."), self.screen if own else self)
+
+    # --- screens -------------------------------------------------------------------------------
+
+    def action_view(self, number: int) -> None:
+        """Go to a view by its number; what is open over the present one is closed."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.switch_mode(VIEWS[number - 1])
+
+    def open_rank(self, rank: int) -> None:
+        """Open the page of a rank."""
+        from gpuwatch.tui.screens.rank import RankScreen
+
+        self._watcher.select_rank(rank)
+        if isinstance(self.screen, RankScreen):
+            self.refresh_scene(force=True)
+        else:
+            self.push_screen(RankScreen())
+
+    def open_finding(self, finding: Finding) -> None:
+        """Open the page of a finding."""
+        from gpuwatch.tui.screens.finding import FindingScreen
+
+        self.push_screen(FindingScreen(finding))
+
+    def show_evidence(self, finding: Finding) -> None:
+        """Open the first rank of a finding at the time at which it opened."""
+        if finding.ranks:
+            moved = finding.opened_s > 0 and self._watcher.go_to_time(finding.opened_s)
+            self.open_rank(finding.ranks[0])
+            if moved:
+                self.tell(f"as it was when {finding.id} opened; space goes on from now", "accent")
+            else:
+                self.tell("it opened before what is kept; this is now", "warning")
+
+    def show_stacks(self) -> None:
+        """Ask the selected rank where its threads stand."""
+        from gpuwatch.tui.screens.stacks import StacksScreen
+
+        scene = self._watcher.scene
+        if scene.run is not None and scene.rank is not None:
+            self.push_screen(StacksScreen(scene.run.run, scene.rank.rank))
 
     def action_leave(self) -> None:
         """Quit at once; nothing is joined or waited for."""
@@ -131,14 +287,141 @@ class GpuwatchApp(App[None]):
         if isinstance(self.screen, HelpScreen):
             self.screen.dismiss(None)
         else:
-            self.push_screen(HelpScreen())
+            self.push_screen(HelpScreen(self._here()))
+
+    def _here(self) -> tuple[str, ...]:
+        return self.screen.HERE if isinstance(self.screen, FedScreen) else ()
+
+    def action_palette(self) -> None:
+        """Open the list of commands."""
+        from gpuwatch.tui.screens.palette import PaletteScreen
+
+        if not isinstance(self.screen, PaletteScreen):
+            self.push_screen(PaletteScreen(self._here()))
+
+    def action_events(self) -> None:
+        """Open the event log."""
+        from gpuwatch.tui.screens.events import EventsScreen
+
+        if not isinstance(self.screen, EventsScreen):
+            self.push_screen(EventsScreen())
+
+    def action_heat(self) -> None:
+        """Open the heat map on the whole screen."""
+        from gpuwatch.tui.screens.heat import HeatScreen
+
+        if self._watcher.scene.run is not None and not isinstance(self.screen, HeatScreen):
+            self.push_screen(HeatScreen())
+
+    def action_runs(self) -> None:
+        """Open the list of runs."""
+        from gpuwatch.tui.screens.runs import RunsScreen
+
+        if not self._watcher.scene.view.runs:
+            self.tell("no run has been seen yet", "warning")
+        elif not isinstance(self.screen, RunsScreen):
+            self.push_screen(RunsScreen())
+
+    def action_rank(self, rank: int) -> None:
+        """Open a rank by its number."""
+        self.open_rank(rank)
+
+    def action_finding(self, name: str) -> None:
+        """Open a finding by its id."""
+        for item in self._watcher.scene.findings:
+            if item.id == name:
+                self.open_finding(item)
+                return
+
+    # --- time ----------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
         """Freeze the picture or let it go on."""
         self._watcher.toggle_pause()
         self.refresh_scene(force=True)
 
-    def action_run(self, step: int) -> None:
+    def action_travel(self, steps: int) -> None:
+        """Go back or forward in time by seconds."""
+        if self._watcher.move_in_time(float(steps)):
+            self.refresh_scene(force=True)
+        elif steps < 0:
+            self.tell("nothing is kept of the time before", "warning")
+
+    def action_zoom(self, step: int) -> None:
+        """Let curves cover more or less time."""
+        self._watcher.zoom(step)
+        self.refresh_scene(force=True)
+
+    # --- runs and metrics ----------------------------------------------------------------------
+
+    def action_step(self, step: int) -> None:
         """Show the next or previous run."""
         if self._watcher.switch_run(step):
             self.refresh_scene(force=True)
+
+    def action_show_run(self, place: int) -> None:
+        """Show a run by its place in the list."""
+        runs = self._watcher.scene.view.runs
+        if 0 <= place < len(runs):
+            self._watcher.choose_run(runs[place].run)
+            self.refresh_scene(force=True)
+
+    def action_metric(self, name: str = "") -> None:
+        """Let the heat map show the next metric, or the named one."""
+        if name:
+            self._watcher.set_metric(name)
+        else:
+            self._watcher.next_metric()
+        self.refresh_scene(force=True)
+        self.tell(f"heat map: {self._watcher.scene.metric.words}")
+
+    def action_theme(self, name: str) -> None:
+        """Use a theme from now on."""
+        self._use(name)
+        for screen in self.screen_stack:
+            for pane in screen.query("LinePane, ListPane"):
+                pane.refresh()
+        self.refresh_scene(force=True)
+
+    def action_ascii(self) -> None:
+        """Draw with ASCII alone, or with all glyphs again."""
+        set_ascii(not ascii_only())
+        for pane in self.screen.query("LinePane, ListPane"):
+            pane.refresh()
+
+    # --- findings ------------------------------------------------------------------------------
+
+    def copy_hint(self, finding: Finding) -> None:
+        """Put the first hint of a finding on the clipboard, through the terminal (OSC 52)."""
+        from gpuwatch.tui.render.findings import hint_text
+
+        if not finding.hints:
+            self.tell(f"{finding.id} has no hint to copy", "warning")
+            return
+        text = hint_text(finding.hints[0], None).split(": predicted")[0]
+        self.copy_to_clipboard(text)
+        self.tell(f"copied: {text}")
+
+    def copy_finding(self, finding: Finding) -> None:
+        """Put a finding as Markdown on the clipboard."""
+        from gpuwatch.tui.render.markdown import finding_markdown
+
+        self.copy_to_clipboard(finding_markdown(finding, self._watcher.scene))
+        self.tell(f"copied {finding.id} as Markdown")
+
+    def snooze(self, finding: Finding) -> None:
+        """Put a finding aside, or take it back."""
+        aside = self._watcher.snooze(finding)
+        self.refresh_scene(force=True)
+        self.tell(f"{finding.id} is aside for ten minutes" if aside else f"{finding.id} is back")
+
+    def action_write(self) -> None:
+        """Write the picture as SVG and the findings as Markdown, and say where."""
+        from gpuwatch.tui.export import write_files
+
+        try:
+            paths = write_files(self._watcher.scene, self.export_screenshot(title="gpuwatch"))
+        except OSError as exc:
+            self.tell(f"nothing written: {exc}", "critical", 8.0)
+            return
+        self.tell(f"written: {paths[0]} and {paths[1].name}", seconds=8.0)

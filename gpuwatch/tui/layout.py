@@ -146,7 +146,7 @@ def _two_columns(width: int, height: int, content: Content) -> Plan:
         ("steps", 3, 4 if several else 3),
         ("findings", 3, 1 + max(4, content.findings)),
         ("body", 6, max(2 + content.ranks, heat[2] + gap + machine[2])),
-        ("timeline", 2, 4),
+        ("timeline", 2, 9),
         ("events", 2, 6),
     ]
     heights = allocate(height - 3 - gap, wishes, gap)

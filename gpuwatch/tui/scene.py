@@ -7,22 +7,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING
 
 from gpuwatch.schema import PHASES, GpuSample
-from gpuwatch.store.views import NodeView, RankView, RunView, View
+from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
+from gpuwatch.tui.filters import filter_gpus
+from gpuwatch.tui.metrics import METRICS, OWN, Metric
+from gpuwatch.tui.past import Past
+from gpuwatch.tui.render.numbers import reading_value
 from gpuwatch.tui.render.order import steady_order
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Abstain, Finding
 
 __all__ = [
+    "FINDING_SORTS",
+    "GPU_SORTS",
     "PROBLEM_STATES",
+    "RANK_SORTS",
+    "Replay",
     "Scene",
     "Summary",
+    "gpu_rows",
     "gpus_of",
     "order_findings",
     "order_ranks",
@@ -62,12 +71,26 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Where a recording is: seconds from its start, its length, and whether it stands still."""
+
+    position_s: float
+    duration_s: float
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """Everything on the screen at one moment.
 
-    `order` holds positions in `run.ranks`, most noteworthy first. `since_s` is the time since the
-    view was taken and is added to every age in it. `selected` is a rank number. `devices` are
-    label and text of the mean figures of the devices that the run uses.
+    `order` holds the positions in `run.ranks` that pass the filter, in the order chosen. `since_s`
+    is the time since the view was taken and is added to every age in it. `selected` is a rank
+    number. `devices` are label and text of the mean figures of the devices that the run uses.
+
+    `filters` and `sorts` are those of each list, by its name (ranks, gpus, findings); `metric` is
+    the name of the one that the heat map shows. `past` is what curves are drawn from, and
+    `cursor_s` the wall-clock time that is shown where the person has scrolled back, with `end_s`
+    the newest time. `snoozed` are ids of findings, `events` the log, newest first.
     """
 
     view: View
@@ -84,6 +107,32 @@ class Scene:
     hz: float = 4.0
     nodes: tuple[NodeView, ...] = ()
     devices: tuple[tuple[str, str], ...] = ()
+    gpus: Mapping[str, GpuSample] = field(default_factory=dict)
+    filters: Mapping[str, str] = field(default_factory=dict)
+    sorts: Mapping[str, str] = field(default_factory=dict)
+    metric_name: str = OWN.name
+    past: Past | None = None
+    cursor_s: float | None = None
+    end_s: float = 0.0
+    span_s: float = 120.0
+    snoozed: frozenset[str] = frozenset()
+    events: tuple[Event, ...] = ()
+    replay: Replay | None = None
+    selected_gpu: str = ""
+
+    @property
+    def metric(self) -> Metric:
+        """What the heat map shows."""
+        return next((item for item in METRICS if item.name == self.metric_name), OWN)
+
+    def gpu(self, rank: RankView) -> GpuSample | None:
+        """Return the device that a rank computes on, None where that is not known."""
+        return None if rank.hello is None else self.gpus.get(rank.hello.device_uuid)
+
+    @property
+    def behind_s(self) -> float:
+        """How far back the picture is, 0 for the newest."""
+        return 0.0 if self.cursor_s is None else max(0.0, self.end_s - self.cursor_s)
 
     @property
     def rank(self) -> RankView | None:
@@ -99,7 +148,9 @@ class Scene:
     @property
     def open_findings(self) -> tuple[Finding, ...]:
         """The findings that are open, in their order."""
-        return tuple(item for item in self.findings if item.state == "open")
+        return tuple(
+            item for item in self.findings if item.state == "open" and item.id not in self.snoozed
+        )
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -164,26 +215,67 @@ def _rank_weight(rank: RankView) -> float:
     return own if own is not None and isfinite(own) else -1.0
 
 
-def order_ranks(run: RunView, previous: Sequence[int]) -> tuple[int, ...]:
+RANK_SORTS = ("own", "rank", "data_wait", "comm", "step", "gpu_util", "sm_active", "memory")
+GPU_SORTS = ("index", "gpu_util", "sm_active", "memory_used", "power", "temperature")
+FINDING_SORTS = ("cost", "severity", "newest")
+"""What `s` goes through in each list; the first is how it starts."""
+
+_SEVERITY_WEIGHT = {"critical": 3.0, "warning": 2.0, "note": 1.0}
+
+
+def order_ranks(
+    run: RunView,
+    previous: Sequence[int],
+    sort: str = "own",
+    gpus: Mapping[str, GpuSample] | None = None,
+) -> tuple[int, ...]:
     """Return positions in `run.ranks`: ranks in trouble, then by own time, slowest first.
 
-    Ranks that are about equal stay where they were in `previous`.
+    `sort` may be another metric (greatest first) or `rank`. Ranks that are about equal stay where
+    they were in `previous`.
     """
-    weights = {i: _rank_weight(rank) for i, rank in enumerate(run.ranks)}
+    if sort == "rank":
+        return tuple(range(len(run.ranks)))
+    metric = next((item for item in METRICS if item.name == sort), OWN)
+    weights: dict[int, float] = {}
+    for i, rank in enumerate(run.ranks):
+        if metric is OWN:
+            weights[i] = _rank_weight(rank)
+            continue
+        gpu = (gpus or {}).get(rank.hello.device_uuid) if rank.hello is not None else None
+        value = metric.get(rank, gpu)
+        weights[i] = value if value is not None and isfinite(value) else -1.0
     return steady_order(weights, previous, _OWN_TOLERANCE)
 
 
-def order_findings(findings: Sequence[Finding], previous: Sequence[str]) -> tuple[Finding, ...]:
-    """Order findings by cost, consequences and resolved ones last, keeping places where near."""
+def order_findings(
+    findings: Sequence[Finding],
+    previous: Sequence[str],
+    sort: str = "cost",
+    snoozed: frozenset[str] = frozenset(),
+) -> tuple[Finding, ...]:
+    """Order findings by cost, consequences and resolved ones last, keeping places where near.
+
+    `sort` may be `severity` or `newest` instead; those that are snoozed come after the open ones.
+    """
     keyed = {item.id or f"{item.kind}/{i}": item for i, item in enumerate(findings)}
     weights: dict[str, float] = {}
     for key, item in keyed.items():
         weight = item.cost_ms if item.cost_ms is not None and isfinite(item.cost_ms) else 0.0
         if item.cost_ms is None or item.follows is not None:
             weight = -1.0
-        if item.state != "open":
+        if sort == "severity":
+            # Within a severity by cost: no step is longer than 10**9 ms.
+            weight = _SEVERITY_WEIGHT.get(item.severity, 1.0) + max(0.0, weight) / 1e9
+        elif sort == "newest":
+            weight = max(0.0, item.opened_s)
+        if item.id in snoozed:
             weight = -2.0
+        if item.state != "open":
+            weight = -3.0
         weights[key] = weight
+    if sort != "cost":
+        previous = ()
     return tuple(keyed[key] for key in steady_order(weights, previous, _COST_TOLERANCE))
 
 
@@ -194,6 +286,33 @@ def run_nodes(view: View, run: RunView | None) -> tuple[NodeView, ...]:
     names = set(run.nodes)
     found = tuple(node for node in view.nodes if node.node in names)
     return found or view.nodes
+
+
+def gpu_rows(scene: Scene) -> list[tuple[str, GpuSample, RankView | None]]:
+    """Return the devices of the nodes as (node, device, rank on it), filtered and sorted."""
+    ranks = {
+        rank.hello.device_uuid: rank
+        for rank in (scene.run.ranks if scene.run is not None else ())
+        if rank.hello is not None and rank.hello.device_uuid
+    }
+    found = [(node.node, gpu, ranks.get(gpu.uuid)) for node in scene.nodes for gpu in node.gpus]
+    passing = {
+        id(gpu)
+        for _, gpu, _ in filter_gpus(
+            scene.filters.get("gpus", ""),
+            [(node, gpu, None if rank is None else rank.rank) for node, gpu, rank in found],
+        )
+    }
+    found = [item for item in found if id(item[1]) in passing]
+    sort = scene.sorts.get("gpus", GPU_SORTS[0])
+    if sort != GPU_SORTS[0]:
+
+        def weight(item: tuple[str, GpuSample, RankView | None]) -> float:
+            value = reading_value(item[1].readings.get(sort))
+            return -1.0 if value is None else value
+
+        found.sort(key=lambda item: -weight(item))
+    return found
 
 
 def gpus_of(nodes: Sequence[NodeView], run: RunView | None) -> list[GpuSample]:

@@ -1,13 +1,27 @@
 """Turns a session into scenes: what to draw now, or that there is nothing new."""
 
-import time
-from collections.abc import Callable, Sequence
+from __future__ import annotations
 
-from gpuwatch.store.session import Session
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from gpuwatch.schema import GpuSample
+from gpuwatch.store.session import Playback, Session
 from gpuwatch.store.views import NodeView, RunView, View
 from gpuwatch.tui.diagnoser import Diagnose, Diagnoser
+from gpuwatch.tui.filters import filter_findings, filter_ranks
+from gpuwatch.tui.log import FindingLog, merged
+from gpuwatch.tui.metrics import OWN, next_metric
+from gpuwatch.tui.past import Moment, Past, nodes_at, run_at
+from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.sensors import device_figures
 from gpuwatch.tui.scene import (
+    FINDING_SORTS,
+    GPU_SORTS,
+    RANK_SORTS,
+    Replay,
     Scene,
     Summary,
     gpus_of,
@@ -17,10 +31,29 @@ from gpuwatch.tui.scene import (
     summarise,
 )
 
-__all__ = ["Watcher"]
+if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Finding, RunDiagnosis
+
+__all__ = ["SNOOZE_S", "SORTS", "SPANS_S", "Watcher"]
+
+SORTS: Mapping[str, tuple[str, ...]] = {
+    "ranks": RANK_SORTS,
+    "gpus": GPU_SORTS,
+    "findings": FINDING_SORTS,
+}
+"""What each list can be sorted by."""
+
+SPANS_S = (60.0, 120.0, 300.0, 600.0)
+"""What curves may cover."""
+
+SNOOZE_S = 600.0
+"""A snoozed finding comes back after this long."""
 
 _DIAGNOSIS_S = 1.0
 """Least time between two diagnoses."""
+
+_REPEATS = 2
+"""The end of a recording is judged again: a finding opens late, and nothing comes after it."""
 
 _AGES_S = 1.0
 """Ages on the screen advance this often when nothing else changes."""
@@ -32,12 +65,44 @@ _LARGE = 256
 _LARGE_S = 1.0
 """A run of more ranks than `_LARGE` is summed up this often only; its rows are always fresh."""
 
+_KEEP_S = 1.0
+"""The past is looked after this often."""
+
 _REORDER_S = 2.0
 """Ranks change places at most this often, unless their number or trouble changes."""
 
 
+def _severity(finding: Finding) -> int:
+    """Return how severe a finding is, as a number that grows with it."""
+    order = ("note", "warning", "critical")
+    return order.index(finding.severity) if finding.severity in order else 0
+
+
+_NO_RUN = RunView(
+    run="",
+    name="",
+    state="running",
+    world_size=1,
+    ranks=(),
+    nodes=(),
+    steps=0,
+    window=0,
+    step_ms=None,
+    samples_per_s=None,
+    loss=None,
+    epoch=None,
+    total_steps=None,
+    started_s=0.0,
+    age_s=0.0,
+    lost=0,
+    dropped=0,
+    simulated=False,
+)
+"""Stands for no run where the past of devices is kept."""
+
+
 class Watcher:
-    """Holds what outlives one drawing: chosen run, selected rank, orders, pause.
+    """Holds what outlives one drawing: chosen run, selected rank, orders, filters, pause, past.
 
     `clock` is a monotonic clock in seconds. `poll` is called at the drawing rate; it never blocks
     as long as the session keeps its word.
@@ -50,12 +115,14 @@ class Watcher:
         *,
         hz: float = 4.0,
         run: str | None = None,
+        notices: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._diagnoser = Diagnoser(diagnose)
         self._hz = hz
         self._clock = clock
+        self._notices = tuple(notices)
         self._chosen = run
         self._selected: dict[str, int] = {}
         self._orders: dict[str, tuple[int, ...]] = {}
@@ -67,6 +134,18 @@ class Watcher:
         self._devices: tuple[str, tuple[tuple[str, str], ...]] = ("", ())
         self._devices_at = -_SENSORS_S
         self._paused = False
+        self._past = Past()
+        self._log = FindingLog()
+        self._results: Mapping[str, RunDiagnosis] = {}
+        self._filters: dict[str, str] = {}
+        self._sorts: dict[str, str] = {}
+        self._metric = OWN.name
+        self._span_s = SPANS_S[1]
+        self._cursor_s: float | None = None
+        self._snoozed: dict[tuple[str, str], tuple[float, int]] = {}
+        self._selected_gpu: dict[str, str] = {}
+        self._kept_at = -_KEEP_S
+        self._back: tuple[Moment, RunView, RunView, tuple[NodeView, ...]] | None = None
         self._version: int | None = None
         self._rounds = 0
         self._view = View(version=-1, at_s=0.0)
@@ -74,6 +153,7 @@ class Watcher:
         self._drawn_at = 0.0
         self._diagnosed_at = -_DIAGNOSIS_S
         self._diagnosed_view: View | None = None
+        self._repeats = 0
         self._scene = Scene(self._view, hz=hz)
 
     @property
@@ -90,6 +170,9 @@ class Watcher:
         """Return the scene to draw, or None where the one on the screen is still right."""
         now = self._clock()
         if self._paused:
+            if now - self._kept_at >= _KEEP_S:
+                # The picture stands still; what happens meanwhile must be there afterwards.
+                self._keep(self._session.view(), now)
             if not force:
                 return None
         else:
@@ -100,14 +183,154 @@ class Watcher:
             elif not force and self._diagnoser.rounds == self._rounds:
                 return None
             self._diagnose(now)
-        self._rounds = self._diagnoser.rounds
+            self._settle()
+            if now - self._kept_at >= _KEEP_S:
+                self._keep(self._view, now)
         self._drawn_at = now
         self._scene = self._compose(now)
         return self._scene
 
+    def _settle(self) -> None:
+        """Take over the newest diagnosis and log what it changed."""
+        if self._diagnoser.rounds == self._rounds:
+            return
+        self._rounds = self._diagnoser.rounds
+        self._results = self._diagnoser.results
+        for run, diagnosis in self._results.items():
+            self._log.take(run, diagnosis.findings, self._view.at_s)
+
+    def _keep(self, view: View, now: float) -> None:
+        self._kept_at = now
+        if all(run.state == "ended" for run in view.runs):
+            # The devices of a machine without a run have curves too.
+            cards = {gpu.uuid: gpu for node in view.nodes for gpu in node.gpus}
+            if cards:
+                self._past.keep(_NO_RUN, cards, (), view.at_s)
+        for run in view.runs:
+            if run.state == "ended":
+                continue
+            gpus = {gpu.uuid: gpu for node in run_nodes(view, run) for gpu in node.gpus}
+            diagnosis = self._results.get(run.run)
+            self._past.keep(run, gpus, diagnosis.findings if diagnosis else (), view.at_s)
+
+    # --- what the person chooses ---------------------------------------------------------------
+
+    @property
+    def replayed(self) -> Playback | None:
+        """The controls of a recording, None where the session is live."""
+        if hasattr(self._session, "seek"):
+            return cast("Playback", self._session)
+        return None
+
+    @property
+    def session(self) -> Session:
+        """Where the pictures come from."""
+        return self._session
+
     def toggle_pause(self) -> None:
-        """Freeze the picture, or let it go on."""
+        """Freeze the picture, or let it go on from now."""
+        replayed = self.replayed
+        if replayed is not None:
+            replayed.paused = not replayed.paused
+            return
         self._paused = not self._paused
+        self._cursor_s = None
+        self._back = None
+
+    def move_in_time(self, seconds: float) -> bool:
+        """Go back (negative) or forward; a live picture is paused by it. False: nothing there."""
+        replayed = self.replayed
+        if replayed is not None:
+            replayed.seek(min(replayed.duration, max(0.0, replayed.position + seconds)))
+            return True
+        run = self._scene.run
+        moments = self._past.moments(run.run) if run is not None else ()
+        if run is None or not moments or (seconds > 0 and self._cursor_s is None):
+            return False
+        end_s = self._view.at_s
+        # At least one moment: a large run is kept less often than once a second.
+        least = self._past.interval_s(len(run.ranks))
+        step = max(abs(seconds), least) * (1 if seconds > 0 else -1)
+        target = (end_s if self._cursor_s is None else self._cursor_s) + step
+        self._paused = True
+        self._cursor_s = None if target >= end_s else max(moments[0].at_s, target)
+        return True
+
+    def go_to_time(self, at_s: float) -> bool:
+        """Show the moment nearest to a wall-clock time; False where it is not kept."""
+        run = self._scene.run
+        moments = self._past.moments(run.run) if run is not None else ()
+        if self.replayed is not None or not moments or at_s < moments[0].at_s - 1.0:
+            return False
+        if at_s >= self._view.at_s:
+            return False
+        self._paused = True
+        self._cursor_s = max(moments[0].at_s, at_s)
+        while self._view.at_s - at_s > self._span_s and self._span_s < SPANS_S[-1]:
+            self.zoom(1)
+        return True
+
+    def zoom(self, step: int) -> None:
+        """Let curves cover more (1) or less (-1) time."""
+        place = SPANS_S.index(self._span_s) + step
+        self._span_s = SPANS_S[max(0, min(len(SPANS_S) - 1, place))]
+
+    def set_filter(self, name: str, words: str) -> None:
+        """Filter a list (ranks, gpus, findings); empty for all of it."""
+        self._filters[name] = words.strip()
+
+    def next_sort(self, name: str) -> str:
+        """Sort a list by the next thing and return its name."""
+        known = SORTS[name]
+        sort = known[(known.index(self._sorts.get(name, known[0])) + 1) % len(known)]
+        self._sorts[name] = sort
+        self._orders.clear()
+        return sort
+
+    def next_metric(self, step: int = 1) -> str:
+        """Let the heat map show the next metric that is known, and return its name."""
+        scene = self._scene
+        if scene.run is not None:
+            ranks = scene.run.ranks
+            gpus = [scene.gpu(rank) for rank in ranks]
+            self._metric = next_metric(self._metric, ranks, gpus, step)
+        return self._metric
+
+    def set_metric(self, name: str) -> None:
+        """Let the heat map show that metric."""
+        self._metric = name
+
+    def snooze(self, finding: Finding) -> bool:
+        """Put a finding aside for a while, or take it back; returns whether it is aside now.
+
+        It comes back by itself when it becomes more severe.
+        """
+        if self._scene.run is None:
+            return False
+        key = (self._scene.run.run, finding.id)
+        if finding.id in self._scene.snoozed:
+            del self._snoozed[key]
+            return False
+        self._snoozed[key] = (self._clock() + SNOOZE_S, _severity(finding))
+        return True
+
+    def _aside(self, run: str, found: Sequence[Finding], now: float) -> frozenset[str]:
+        aside = set()
+        for item in found:
+            until_s, severity = self._snoozed.get((run, item.id), (0.0, 0))
+            if until_s > now and _severity(item) <= severity:
+                aside.add(item.id)
+        return frozenset(aside)
+
+    def select_gpu(self, uuid: str) -> None:
+        """Select a device of the run on the screen, or of this machine."""
+        run = self._scene.run
+        self._selected_gpu[run.run if run is not None else ""] = uuid
+
+    def choose_run(self, run: str) -> None:
+        """Show the run of that id."""
+        self._chosen = run
+        self._cursor_s = None
 
     def select_rank(self, rank: int) -> None:
         """Select a rank of the run on the screen."""
@@ -121,7 +344,7 @@ class Watcher:
             return False
         current = self._scene.run.run if self._scene.run is not None else None
         place = next((i for i, run in enumerate(runs) if run.run == current), 0)
-        self._chosen = runs[(place + step) % len(runs)].run
+        self.choose_run(runs[(place + step) % len(runs)].run)
         return True
 
     def close(self) -> None:
@@ -130,6 +353,8 @@ class Watcher:
 
     def _take(self, version: int, now: float) -> None:
         view = self._session.view()
+        if self._notices:
+            view = replace(view, notices=(*self._notices, *view.notices))
         # A session may hand out the same picture again: then its ages are as old as the picture.
         if view is not self._view and view.at_s != self._view.at_s:
             self._taken_at = now
@@ -137,10 +362,14 @@ class Watcher:
         self._version = version
 
     def _diagnose(self, now: float) -> None:
-        if now - self._diagnosed_at < _DIAGNOSIS_S or self._view is self._diagnosed_view:
+        if now - self._diagnosed_at < _DIAGNOSIS_S or not self._view.runs:
             return
-        if not self._view.runs:
+        if self._view is not self._diagnosed_view:
+            self._repeats = 0
+        elif self._view.link != "replay" or self._repeats >= _REPEATS:
             return
+        else:
+            self._repeats += 1
         self._diagnosed_at = now
         self._diagnosed_view = self._view
         self._diagnoser.submit(self._view)
@@ -178,47 +407,115 @@ class Watcher:
         return figures
 
     def _order(
-        self, run: RunView, states: tuple[tuple[str, int], ...], now: float
+        self,
+        run: RunView,
+        states: tuple[tuple[str, int], ...],
+        gpus: Mapping[str, GpuSample],
+        now: float,
     ) -> tuple[int, ...]:
         previous = self._orders.get(run.run, ())
         settled = len(previous) == len(run.ranks) and self._troubles.get(run.run) == states
         if settled and now - self._ordered_at < _REORDER_S:
             return previous
-        order = order_ranks(run, previous)
+        order = order_ranks(run, previous, self._sorts.get("ranks", RANK_SORTS[0]), gpus)
         self._orders[run.run] = order
         self._troubles[run.run] = states
         self._ordered_at = now
         return order
 
-    def _compose(self, now: float) -> Scene:
-        view = self._view
-        run = self._pick(view)
-        since_s = 0.0 if view.link == "replay" else max(0.0, now - self._taken_at)
-        nodes = run_nodes(view, run)
-        if run is None:
-            return Scene(view, since_s=since_s, paused=self._paused, hz=self._hz, nodes=nodes)
-        summary = self._summarise(run, now)
-        diagnosis = self._diagnoser.results.get(run.run)
-        findings = order_findings(
-            diagnosis.findings if diagnosis is not None else (),
-            self._finding_orders.get(run.run, ()),
-        )
+    def _replay(self) -> Replay | None:
+        replayed = self.replayed
+        if replayed is None:
+            return None
+        return Replay(replayed.position, replayed.duration, replayed.paused)
+
+    def _found(
+        self, run: RunView, moment: Moment | None, now: float
+    ) -> tuple[tuple[Finding, ...], RunDiagnosis | None, frozenset[str]]:
+        """Return the findings to show, in their order, the diagnosis, and which are aside."""
+        diagnosis = self._results.get(run.run)
+        found = diagnosis.findings if diagnosis is not None else ()
+        if moment is not None:
+            found = moment.findings
+        aside = self._aside(run.run, found, now)
+        found = filter_findings(self._filters.get("findings", ""), found)
+        sort = self._sorts.get("findings", FINDING_SORTS[0])
+        findings = order_findings(found, self._finding_orders.get(run.run, ()), sort, aside)
         self._finding_orders[run.run] = tuple(
             item.id or f"{item.kind}/{i}" for i, item in enumerate(findings)
         )
-        return Scene(
+        return findings, diagnosis, aside
+
+    def _end_s(self, view: View, run: RunView | None, since_s: float) -> float:
+        """Return where time axes end: now, or where the run has ended."""
+        if run is not None and run.state == "ended":
+            moments = self._past.moments(run.run)
+            seconds = [rank.timeline[-1].second_s + 1.0 for rank in run.ranks if rank.timeline]
+            known = [*seconds, *([moments[-1].at_s] if moments else [])]
+            if known:
+                return max(known)
+        return view.at_s + since_s
+
+    def _then(
+        self, run: RunView, nodes: tuple[NodeView, ...], moment: Moment
+    ) -> tuple[RunView, tuple[NodeView, ...]]:
+        """Return run and nodes as they were; made once a moment, for they stand still."""
+        if self._back is None or self._back[0] is not moment or self._back[1] is not run:
+            self._back = (moment, run, run_at(run, moment), nodes_at(nodes, moment))
+        return self._back[2], self._back[3]
+
+    def _compose(self, now: float) -> Scene:
+        view = self._view
+        run = self._pick(view)
+        since_s = 0.0 if view.link == "replay" or self._paused else max(0.0, now - self._taken_at)
+        nodes = run_nodes(view, run)
+        moment: Moment | None = None
+        if run is not None and self._cursor_s is not None:
+            moment = self._past.at(run.run, self._cursor_s)
+        if run is not None and moment is not None:
+            run, nodes = self._then(run, nodes, moment)
+        gpus = {gpu.uuid: gpu for node in nodes for gpu in node.gpus}
+        base = Scene(
             view,
+            since_s=since_s,
+            paused=self._paused,
+            hz=self._hz,
+            nodes=nodes,
+            gpus=gpus,
+            filters=dict(self._filters),
+            sorts=dict(self._sorts),
+            metric_name=self._metric,
+            past=self._past,
+            cursor_s=None if moment is None else moment.at_s,
+            end_s=self._end_s(view, run, since_s),
+            span_s=self._span_s,
+            replay=self._replay(),
+            events=merged(view, self._log, None if run is None else run.run),
+            selected_gpu=self._selected_gpu.get(run.run if run is not None else "", ""),
+        )
+        if run is None:
+            return base
+        if moment is not None:
+            self._summary = None
+        summary = self._summarise(run, now)
+        findings, diagnosis, aside = self._found(run, moment, now)
+        order = self._order(run, tuple(sorted(summary.states.items())), gpus, now)
+        words = self._filters.get("ranks", "")
+        if words:
+            passing = set(
+                filter_ranks(words, run.ranks, rank_flags(findings, run.world_size, every=True))
+            )
+            order = tuple([i for i in order if i in passing])
+        return replace(
+            base,
             run=run,
             summary=summary,
-            order=self._order(run, tuple(sorted(summary.states.items())), now),
+            order=order,
             selected=self._selected.get(run.run),
             findings=findings,
             abstained=diagnosis.abstained if diagnosis is not None else (),
             diagnosed=diagnosis is not None,
             diagnosis_error=self._diagnoser.error,
-            since_s=since_s,
-            paused=self._paused,
-            hz=self._hz,
-            nodes=nodes,
             devices=self._device_figures(nodes, run, now),
+            snoozed=aside,
         )

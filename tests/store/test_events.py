@@ -55,6 +55,9 @@ def test_a_checkpoint_of_all_ranks_is_one_event() -> None:
     store.apply(node_frame(3, [again]), 110.0)
     repeated = rank_frame(3, [], rank=0, spans=(span,), snapshot=True)
     store.apply(node_frame(4, [repeated]), 111.0)
+    # And one rank that tells of the first checkpoint late.
+    late = rank_frame(3, [], rank=2, spans=(Span("checkpoint", T0_S, 2_000_000_000, 500),))
+    store.apply(node_frame(5, [late]), 120.0)
     assert len(texts(store)) == 3
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,10 +183,15 @@ def test_collating_and_fetching() -> None:
 
 
 def test_many_threads_in_a_worker(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
-    batches = DataLoader(with_fault("oversub:2", tmp_path), batch_size=8, num_workers=1)
-    assert [b.tolist() for b in batches] == [list(range(8))]
-    assert torch.get_num_threads() == before
+    slow = with_fault("oversub:2", tmp_path)
+    before = threading.active_count()
+    assert slow[1] == 1.0  # not in a worker: nothing
+    assert threading.active_count() == before
+    batches = iter(DataLoader(slow, batch_size=1, num_workers=1))
+    assert next(batches).tolist() == [0.0]
+    (worker,) = batches._workers  # type: ignore[attr-defined]
+    threads = len(os.listdir(f"/proc/{worker.pid}/task"))
+    assert threads >= 2 * (os.cpu_count() or 1)
 
 
 # --- the model and the loop ---------------------------------------------------------------------

@@ -16,8 +16,10 @@ from gpuwatch.schema import (
     HostSample,
     Ledger,
     Loader,
+    PhasesNs,
     ProcessSample,
     Reading,
+    StepRecord,
 )
 from gpuwatch.store.views import Event, NodeView, RankView, Rollup, RunView, View
 
@@ -141,6 +143,59 @@ def rank_view(
     return RankView(**{**fields, **more})
 
 
+def records(
+    phases: Mapping[str, float | None] | None = None, *, number: int = 64, first: int = 1176
+) -> tuple[StepRecord, ...]:
+    """Steps that scatter around these phases by a few per cent; every eighth waits longer."""
+    split = dict(PHASES_MS if phases is None else phases)
+    found = []
+    for i in range(number):
+        part = {
+            name: None
+            if value is None
+            else round(value * 1e6 * (1 + ((i * 7) % 5 - 2) / 100 + (0.4 if i % 8 == 5 else 0)))
+            for name, value in split.items()
+        }
+        step = sum(value for value in part.values() if value is not None)
+        found.append(
+            StepRecord(
+                first + i,
+                NOW_S - (number - i) * step / 1e9,
+                step,
+                PhasesNs(**part),
+                queue_depth=0.0 if i % 16 else 1.0,
+                queue_capacity=2,
+                samples=64,
+                loader="train",
+            )
+        )
+    return tuple(found)
+
+
+def gpu_readings(**more: Reading) -> dict[str, Reading]:
+    """Everything that a data-centre device tells, except what needs rights that are not there."""
+    return {
+        "gpu_util": ok(58.0, "%", "NVML"),
+        "sm_active": ok(41.0, "%", "GPM"),
+        "sm_occupancy": ok(33.0, "%", "GPM"),
+        "tensor_active": unknown("%", "GPM needs a Hopper or newer; DCGM can give it"),
+        "dram_active": ok(22.0, "%", "GPM"),
+        "memory_used": ok(61.2e9, "B", "NVML"),
+        "memory_total": ok(80e9, "B", "NVML"),
+        "power": ok(412.0, "W", "NVML"),
+        "power_limit": ok(700.0, "W", "NVML"),
+        "temperature": ok(56.0, "°C", "NVML"),
+        "sm_clock": ok(1755.0, "MHz", "NVML"),
+        "sm_clock_max": ok(1980.0, "MHz", "NVML"),
+        "fan": unknown("%", "not supported by this GPU or driver (NVML 3)"),
+        "pcie_rx": ok(3.1e9, "B/s", "GPM"),
+        "pcie_tx": ok(0.4e9, "B/s", "GPM"),
+        "nvlink_rx": ok(41e9, "B/s", "GPM"),
+        "nvlink_tx": Reading(40e9, "B/s", "GPM", 12.0, "stale", "the sampler is late"),
+        **more,
+    }
+
+
 def run_view(ranks: Sequence[RankView], *, run: str = "r1", **more: Any) -> RunView:
     """A run of these ranks; `more` are fields of RunView."""
     steps = [rank.step_ms for rank in ranks if rank.step_ms is not None]
@@ -221,7 +276,7 @@ def view(
         "events": (
             Event(NOW_S - 31, "run resnet50-ddp started, 2 ranks"),
             Event(NOW_S - 12, "checkpoint 4.1 s (rank 0), kept out of step statistics"),
-            Event(NOW_S - 4, "F1 opened at step 1,180", "warning"),
+            Event(NOW_S - 4, "rank 1 silent (no word from it)", "warning"),
         ),
         "link": "live",
     }

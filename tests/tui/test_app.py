@@ -13,6 +13,7 @@ from gpuwatch.diagnosis.types import RunDiagnosis
 from gpuwatch.schema import PHASES
 from gpuwatch.store.views import View
 from gpuwatch.tui import GpuwatchApp
+from gpuwatch.tui.config import Config
 from gpuwatch.tui.screens.finding import FindingScreen
 from gpuwatch.tui.screens.help import HelpScreen
 from gpuwatch.tui.screens.overview import Overview
@@ -32,6 +33,7 @@ from tests.tui.fakes import (
 )
 
 SIZES = [(160, 45), (80, 24), (20, 5)]
+VIEW_SIZES = [(160, 45), (80, 24)]
 MORE_SIZES = [(120, 36), (300, 100), (60, 12), (139, 30), (1, 1)]
 
 Script = Callable[[GpuwatchApp, Pilot[None]], Awaitable[None]]
@@ -47,6 +49,7 @@ def drive(
 ) -> GpuwatchApp:
     """Run the app without its timer and let `script` drive it."""
     session = picture if isinstance(picture, FakeSession) else FakeSession(picture)
+    options.setdefault("config", Config(theme="dark", ascii=False))
     app = GpuwatchApp(session, diagnose, hz=0, **options)
 
     async def main() -> None:
@@ -117,20 +120,35 @@ def test_every_state_at_every_size(name: str, size: tuple[int, int]) -> None:
         await pilot.press("tab", "j", "k", "enter", "escape", "question_mark")
         await pilot.pause()
         screen_text(app)
+        for number in (2, 3, 4) if size in VIEW_SIZES or name == "two" else ():
+            app.action_view(number)
+            for _ in range(3):
+                await pilot._wait_for_screen()
+            while app.screen._layout_required or app._batch_count:
+                await pilot.pause(0.01)
+            text = screen_text(app)
+            if size >= (80, 24):
+                assert "◉" in text.splitlines()[0]
+                assert "q quit" in text.splitlines()[-1]
+            else:
+                assert text[:1] in "g…" or size == (60, 12)
 
     drive(PICTURES[name], script, size=size, diagnose=found(few_workers(), peer_wait()))
 
 
-@pytest.mark.parametrize("size", [(160, 45), (80, 24)], ids=str)
-@pytest.mark.parametrize("name", ["two", "1,024", "connecting"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("two", (160, 45)), ("cluster", (80, 24)), ("1,024", (160, 45)), ("connecting", (80, 24))],
+    ids=str,
+)
 def test_no_color(name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
         assert app.no_color
-        for key in ("tab", "j", "question_mark", "escape", "tab", "enter"):
+        keys = "tab j question_mark escape tab enter 2 enter 3 enter 4 enter 5 h e o colon"
+        for key in keys.split():
             await pilot.press(key)
-            await pilot.pause()
             screen_text(app)
 
     drive(PICTURES[name], script, size=size, diagnose=found(few_workers(), peer_wait()))
@@ -313,7 +331,7 @@ def test_brackets_switch_runs_only_when_there_are_several() -> None:
 
     async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
         assert "job-a" in screen_text(app)
-        assert "[ ] run" in screen_text(app)
+        assert "o runs" in screen_text(app)
         await pilot.press("]")
         await pilot.pause()
         assert "job-b" in screen_text(app)
@@ -325,7 +343,7 @@ def test_brackets_switch_runs_only_when_there_are_several() -> None:
     drive(view(runs), script)
 
     async def alone(app: GpuwatchApp, pilot: Pilot[None]) -> None:
-        assert "[ ]" not in screen_text(app)
+        assert "o runs" not in screen_text(app)
         await pilot.press("]")
         await pilot.pause()
         assert "resnet50-ddp" in screen_text(app)
@@ -400,7 +418,7 @@ def test_an_unchanged_picture_is_not_painted_again() -> None:
         overview = app.screen
         assert isinstance(overview, Overview)
         panes = [*overview.query(LinePane), *overview.query(ListPane)]
-        assert len(panes) == 10
+        assert len(panes) == 10  # header, footer and what is between them
         for pane in panes:
             pane._dirty_regions.clear()
         overview.feed(app.watcher.scene)
@@ -431,8 +449,30 @@ def test_ten_thousand_ranks() -> None:
         await pilot.press("tab", "G")
         await pilot.pause()
         assert "-10,000 of 10,000" in screen_text(app)
+        for key in ("2", "enter", "h", "3"):
+            await pilot.press(key)
+            screen_text(app)
 
     drive(view([run_view(ranks)]), script, size=(160, 45), diagnose=found(few_workers()))
+
+
+def test_resizing_while_it_is_drawn() -> None:
+    session = FakeSession(cluster())
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        sizes = [(80, 24), (20, 5), (300, 100), (1, 1), (160, 45), (61, 12), (120, 32)]
+        for number in (1, 2, 3, 4):
+            app.action_view(number)
+            for i, size in enumerate(sizes):
+                session.show(cluster(seed=i))
+                resize = asyncio.ensure_future(pilot.resize_terminal(*size))
+                app.refresh_scene()
+                await resize
+                app.refresh_scene(force=True)
+                await pilot.pause(0.02)
+                assert len(screen_text(app).splitlines()) == size[1]
+
+    drive(session, script, size=(160, 45), diagnose=found(few_workers()))
 
 
 def test_control_characters_never_reach_the_terminal() -> None:

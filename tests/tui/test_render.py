@@ -75,6 +75,9 @@ def scene_of(picture: View, **more: object) -> Scene:
         summary=summarise(run) if run is not None else None,
         order=order_ranks(run, ()) if run is not None else (),
         nodes=run_nodes(picture, run),
+        gpus={gpu.uuid: gpu for node in run_nodes(picture, run) for gpu in node.gpus},
+        events=tuple(sorted(picture.events, key=lambda item: -item.at_s)),
+        end_s=picture.at_s,
         diagnosed=True,
     )
     return replace(scene, **more)  # type: ignore[arg-type]
@@ -214,10 +217,10 @@ def test_scatter_of_a_steady_run_is_drawn_flat() -> None:
 @given(st.integers(1, 1024), st.integers(14, 160), st.integers(1, 14))
 def test_heat_fits_its_room_for_any_number_of_ranks(n: int, width: int, height: int) -> None:
     run = run_view([HEAT_RANKS[i] for i in range(n)])
-    lines = heat_lines(run, summarise(run), width, height)
+    lines = heat_lines(run, width, height)
     assert 0 < len(lines) <= height
     assert {width_of(line) for line in lines} == {width}
-    assert width_of(heat_row(run, summarise(run), width)) == width
+    assert width_of(heat_row(run, width)) == width
 
 
 HEAT_RANKS = [
@@ -228,8 +231,8 @@ HEAT_RANKS = [
 def test_the_slowest_of_many_ranks_is_still_seen() -> None:
     ranks = [replace(rank, own_ms=900.0 if rank.rank == 777 else 100.0) for rank in HEAT_RANKS]
     run = run_view(ranks)
-    assert "█" in "".join(text_of(line) for line in heat_lines(run, summarise(run), 58, 5)[:-1])
-    assert "█" in text_of(heat_row(run, summarise(run), 80))
+    assert "█" in "".join(text_of(line) for line in heat_lines(run, 58, 5)[:-1])
+    assert "█" in text_of(heat_row(run, 80))
 
 
 # The table of ranks
@@ -425,6 +428,9 @@ def test_no_finding_is_said_only_after_a_look() -> None:
 
     assert "nothing found" in said(scene_of(two_ranks()))
     assert "nothing found" not in said(scene_of(two_ranks(), diagnosed=False))
+    young = one_run(run_view([rank_view()], window=7))
+    assert "nothing found yet, after 7 steady steps" in said(young)
+    assert "holds this run back" not in said(young)
     early = one_run(run_view([rank_view(phases=dict.fromkeys(PHASES))]))
     assert "waiting for steady steps" in said(early)
     assert "broke" in said(scene_of(two_ranks(), diagnosis_error="rule broke"))
@@ -577,8 +583,8 @@ def test_every_picture_has_the_width_and_only_known_styles(name: str, width: int
         legend(None, width),
         header_row(columns),
         *(rank_row(rank, columns, None) for rank in run.ranks[:9]),
-        *heat_lines(run, scene.summary, width, 4),
-        heat_row(run, scene.summary, width),
+        *heat_lines(run, width, 4),
+        heat_row(run, width),
         *(row for f in scene.findings for row in finding_rows(f, width, world=2, step_ms=None)),
         *quiet_rows(scene, width),
         *finding_detail(odd, scene, width),
@@ -594,7 +600,7 @@ def test_every_picture_has_the_width_and_only_known_styles(name: str, width: int
         *event_lines(scene, width, 2, compact=True),
         *idle_lines(scene, width),
         *help_lines(width),
-        footer_line([("q", "quit")] * 30, width),
+        footer_line([("q", "quit", "quit")] * 30, width, 1),
         too_small_line(width, 3),
     ]
     for line in lines:
@@ -606,7 +612,8 @@ def test_ten_thousand_ranks_are_summarised() -> None:
     ranks = [replace(HEAT_RANKS[i % 1024], rank=i, node=f"n{i // 8}") for i in range(10_000)]
     scene = one_run(run_view(ranks))
     assert scene.summary is not None
-    assert len(heat_lines(ranks and scene.run, scene.summary, 58, 12)) <= 12  # type: ignore[arg-type]
+    assert scene.run is not None
+    assert len(heat_lines(scene.run, 58, 12)) <= 12
     assert len(scene.order) == 10_000
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -196,7 +197,7 @@ def test_keys_in_tmux(tmp_path: Path) -> None:
         subprocess.run([*server, "send-keys", "-t", "a", "Escape"], check=True)
         wait_for("Where a step goes")
         subprocess.run([*server, "send-keys", "-t", "a", "?"], check=True)
-        wait_for("the training goes on")
+        wait_for("Keys everywhere")
         subprocess.run([*server, "send-keys", "-t", "a", "q"], check=True)
         end = time.monotonic() + 10.0
         while not (done.exists() and done.read_text().strip()):
@@ -206,3 +207,188 @@ def test_keys_in_tmux(tmp_path: Path) -> None:
         assert "loader workers" not in pane()
     finally:
         subprocess.run([*server, "kill-server"], check=False)
+
+
+def test_suspended_and_resumed(terminals: list[Terminal]) -> None:
+    terminal = Terminal(80, 24)
+    terminals.append(terminal)
+    terminal.wait_for("too few loader workers")
+    pid = terminal.process.pid
+
+    def state() -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    terminal.process.send_signal(signal.SIGTSTP)
+    end = time.monotonic() + 10.0
+    while state() != "T":
+        assert time.monotonic() < end
+        terminal.read(0.02)
+    terminal.read(0.1)
+    # The shell that has the terminal now finds it as it was.
+    terminal.assert_restored()
+    terminal.raw = b""
+    terminal.process.send_signal(signal.SIGCONT)
+    end = time.monotonic() + 10.0
+    while b"\x1b[?1049h" not in terminal.raw or b"too few loader workers" not in terminal.raw:
+        assert time.monotonic() < end
+        terminal.read(0.05)
+    terminal.press(b"q")
+    assert terminal.wait_exit()[0] == 0
+    terminal.assert_restored()
+
+
+def test_a_terminal_that_is_gone_ends_the_app(terminals: list[Terminal]) -> None:
+    terminal = Terminal(80, 24)
+    terminal.wait_for("too few loader workers")
+    # Both ends are closed: reads and writes of the app fail from here on.
+    os.close(terminal._main)
+    os.close(terminal._child)
+    terminal.process.send_signal(signal.SIGHUP)
+    try:
+        assert terminal.process.wait(10.0) != 0
+    finally:
+        if terminal.process.poll() is None:
+            terminal.process.kill()
+            terminal.process.wait()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"LC_ALL": "C"}, {"TERM": "linux"}, {"PYTHONIOENCODING": "ascii"}],
+    ids=["locale", "console", "encoding"],
+)
+def test_without_unicode_only_ascii_is_drawn(
+    terminals: list[Terminal], environment: dict[str, str]
+) -> None:
+    terminal = Terminal(80, 24, **environment)
+    terminals.append(terminal)
+    terminal.wait_for("too few loader workers")
+    for keys in (b"2", b"3", b"4", b"1"):
+        terminal.press(keys)
+        terminal.read(0.4)
+        assert all(char.isascii() for char in terminal.text()), terminal.text()
+    assert b"\\u" not in terminal.raw
+    assert "X F1" in terminal.text()
+    assert "ddd" in terminal.text()
+    terminal.press(b"q")
+    assert terminal.wait_exit()[0] == 0
+
+
+def test_sixteen_and_256_colours(terminals: list[Terminal]) -> None:
+    for name, forbidden in (("xterm", rb"\x1b\[[0-9;]*[34]8;"), ("xterm-256color", rb"[34]8;2;")):
+        terminal = Terminal(80, 24, TERM=name, COLORTERM="")
+        terminals.append(terminal)
+        terminal.wait_for("too few loader workers")
+        terminal.press(b"4")
+        terminal.wait_for("RULED OUT")
+        found = re.search(forbidden, terminal.raw)
+        assert found is None, terminal.raw[max(0, found.start() - 40) : found.end() + 40]
+        terminal.press(b"q")
+        assert terminal.wait_exit()[0] == 0
+
+
+def test_a_settings_file_is_heard(terminals: list[Terminal], tmp_path: Path) -> None:
+    folder = tmp_path / "gpuwatch"
+    folder.mkdir()
+    (folder / "config.toml").write_text("ascii = true\nthme = 'light'\n[keys]\nquit = 'Q'\n")
+    terminal = Terminal(120, 40, XDG_CONFIG_HOME=str(tmp_path))
+    terminals.append(terminal)
+    terminal.wait_for("no setting 'thme'; did you mean theme?")
+    terminal.press(b"q")
+    terminal.read(0.5)
+    assert terminal.process.poll() is None
+    terminal.press(b"Q")
+    assert terminal.wait_exit()[0] == 0
+    terminal.assert_restored()
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
+    server = ["tmux", "-L", f"gpuwatch-test-{uuid.uuid4().hex[:8]}", "-f", "/dev/null"]
+    done = tmp_path / "code"
+
+    def pane() -> str:
+        result = subprocess.run(
+            [*server, "capture-pane", "-p", "-t", "a"], capture_output=True, text=True, check=False
+        )
+        return result.stdout
+
+    def keys(*names: str) -> None:
+        subprocess.run([*server, "send-keys", "-t", "a", *names], check=True)
+
+    def wait_for(words: str) -> None:
+        end = time.monotonic() + PAINT_LIMIT_S
+        while words not in pane():
+            assert time.monotonic() < end, f"no {words!r} on\n{pane()}"
+            time.sleep(0.03)
+
+    command = f"cd {tmp_path}; {sys.executable} {APP} cluster; echo $? > {done}; sleep 60"
+    subprocess.run(
+        [*server, "new-session", "-d", "-s", "a", "-x", "80", "-y", "24", command], check=True
+    )
+    try:
+        wait_for("too few loader workers")
+        keys("2")
+        wait_for("slowest own time first")
+        keys("/")
+        wait_for("8-15")
+        keys("node2")
+        wait_for("8 of 32 pass")
+        keys("Enter")
+        wait_for("/ filter")
+        keys("Enter")
+        wait_for("Newest steps")
+        keys("t")
+        wait_for("no training behind it")
+        keys("Escape")
+        wait_for("Newest steps")
+        keys("Escape")
+        wait_for("filter ‹node2›")
+        keys("Escape")
+        wait_for("1-18 of 32")
+        keys("h")
+        wait_for("own ms of 32 ranks")
+        keys("m")
+        wait_for("data ms of 32 ranks")
+        keys("3")
+        wait_for("mem GB")
+        keys("Enter")
+        wait_for("Readings")
+        keys("4")
+        wait_for("WHY")
+        keys("x")
+        wait_for("1 aside")
+        keys("x")
+        keys("y")
+        wait_for("as Markdown")
+        keys("5")
+        wait_for("Compare")
+        keys("Space")
+        wait_for("PAUSED")
+        keys("Left")
+        wait_for("PAUSED -")
+        keys("Space")
+        keys("e")
+        wait_for("F1 opened")
+        keys("o")
+        wait_for("newest first")
+        keys("Escape")
+        wait_for("Events")
+        keys(":")
+        wait_for("Commands")
+        keys("rank 30")
+        keys("Enter")
+        wait_for("Rank 30")
+        keys("w")
+        wait_for("written:")
+        keys("1")
+        wait_for("Where a step goes")
+        keys("q")
+        end = time.monotonic() + 10.0
+        while not (done.exists() and done.read_text().strip()):
+            assert time.monotonic() < end, pane()
+            time.sleep(0.05)
+        assert done.read_text().strip() == "0"
+    finally:
+        subprocess.run([*server, "kill-server"], check=False)
+    assert len(list(tmp_path.glob("gpuwatch-*.svg"))) == 1

@@ -10,12 +10,13 @@ import pytest
 from gpuwatch.diagnosis.types import RunDiagnosis
 from gpuwatch.store.views import View
 from gpuwatch.tui.diagnoser import Diagnoser
-from gpuwatch.tui.watcher import Watcher
+from gpuwatch.tui.watcher import SNOOZE_S, Watcher
 from tests.tui.fakes import (
     FakeSession,
     few_workers,
     found,
     no_diagnosis,
+    node_view,
     rank_view,
     run_view,
     two_ranks,
@@ -186,3 +187,67 @@ def test_a_closed_diagnoser_starts_nothing() -> None:
     diagnoser.close()
     diagnoser.submit(two_ranks())
     assert diagnoser.rounds == 0
+
+
+def test_curves_end_where_the_run_has_ended() -> None:
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    watcher.poll()
+    ended = run_view([replace(rank, state="ended") for rank in two_ranks().runs[0].ranks])
+    ended = replace(ended, state="ended")
+    session.show(replace(view([ended]), at_s=two_ranks().at_s + 3600.0))
+    clock.now += 2.0
+    scene = watcher.poll()
+    assert scene is not None
+    assert scene.end_s == two_ranks().at_s
+    watcher.close()
+
+
+def test_devices_without_a_run_have_a_past() -> None:
+    clock = Clock()
+    session = FakeSession(view([], [node_view(gpus=2)]))
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    for second in range(5):
+        session.show(replace(session.view(), at_s=two_ranks().at_s + second))
+        watcher.poll()
+        clock.now += 1.0
+    scene = watcher.scene
+    assert scene.past is not None
+    points = scene.past.gpu_points("", "GPU-node0-1", "gpu_util")
+    assert [value for _, value in points] == [71.0] * 5
+    watcher.close()
+
+
+def test_a_snoozed_finding_comes_back_after_a_while_or_when_it_gets_worse() -> None:
+    clock, session = Clock(), FakeSession(two_ranks())
+    findings = [few_workers(severity="warning")]
+
+    def diagnose(_: View) -> Sequence[RunDiagnosis]:
+        return [RunDiagnosis("r1", tuple(findings))]
+
+    watcher = Watcher(session, diagnose, clock=clock)
+
+    def open_now() -> list[str]:
+        before = watcher.diagnoses
+        clock.now += 1.5
+        session.show(two_ranks())
+        watcher.poll()
+        until(lambda: watcher.diagnoses > before)
+        scene = watcher.poll(force=True)
+        assert scene is not None
+        return [item.id for item in scene.open_findings]
+
+    assert open_now() == ["F1"]
+    assert watcher.snooze(findings[0])
+    assert open_now() == []
+    clock.now += SNOOZE_S
+    assert open_now() == ["F1"]
+    assert watcher.snooze(findings[0])
+    assert open_now() == []
+    findings[0] = few_workers(severity="critical")
+    assert open_now() == ["F1"]
+    assert watcher.snooze(findings[0])
+    assert open_now() == []
+    assert not watcher.snooze(findings[0])
+    assert open_now() == ["F1"]
+    watcher.close()

@@ -228,4 +228,6 @@ def _files(config: DataConfig) -> tuple[ImageFiles, ImageFiles, Path]:
 def _start_worker(_worker: int) -> None:
     # Ctrl-C reaches the whole process group; the training process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Held back while the workers were forked (`trainer.signals.Stop.defer`).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     torch.set_num_threads(1)

@@ -1,9 +1,12 @@
 """Faults of datasets and loaders. They act where the real cause would: in the loader's process."""
 
+import functools
+import hashlib
 import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +119,30 @@ class _Disk:
 
 
 class _Threads:
-    """Computes on many threads in each worker, as a library does that is not told otherwise."""
+    """Computes on many threads in each worker, as a library does that is not told otherwise.
+
+    Plain threads that hash without the GIL: a forked process must not touch a pool of OpenMP
+    threads that its parent has used.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def __call__(self, index: int) -> None:
-        if get_worker_info() is not None and torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
-        matrix = torch.ones(384, 384)
-        for _ in range(4):
-            matrix = matrix @ matrix * 1e-3
+        if get_worker_info() is not None:
+            list(_pool(self.threads).map(_hash, range(self.threads)))
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="oversub")
+
+
+def _hash(_: int) -> bytes:
+    return hashlib.sha256(_BLOCK).digest()
+
+
+_BLOCK = bytes(2 * 2**20)  # a few milliseconds
 
 
 def make_scratch(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, spread, width_of
+from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, spread, width_of, wrap
 from gpuwatch.tui.scene import Scene
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SEVERITY_GLYPHS",
+    "abstained_row",
+    "abstained_rows",
     "cost_text",
     "finding_detail",
     "finding_rows",
@@ -27,16 +29,22 @@ __all__ = [
 SEVERITY_GLYPHS = {"critical": "✖", "warning": "▲", "note": "·"}
 
 
+_EARLY_STEPS = 20
+"""Before so many steady steps it is too early to call a run healthy."""
+
+
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
 
 
-def _severity(item: Finding) -> tuple[str, str]:
+def _severity(item: Finding, aside: bool = False) -> tuple[str, str]:
     """Return glyph and style; a severity that is not known counts as a note."""
     if item.state != "open":
         return "✓", "dim"
+    if aside:
+        return SEVERITY_GLYPHS.get(item.severity, "·"), "dim"
     severity = item.severity if item.severity in SEVERITY_GLYPHS else "note"
     return SEVERITY_GLYPHS[severity], severity
 
@@ -72,8 +80,10 @@ def _change(hint: Hint) -> str:
 
 def hint_text(hint: Hint, step_ms: float | None) -> str:
     """Return one hint as a line: the change, and the mean step predicted after it."""
-    predicted = predicted_text(hint, step_ms)
-    return f"{_change(hint)}: {predicted}" if predicted else _change(hint)
+    change = _change(hint)
+    # A rule may have said it in its own words.
+    predicted = "" if "predicted" in change else predicted_text(hint, step_ms)
+    return f"{change}: {predicted}" if predicted else change
 
 
 def ranks_text(ranks: Sequence[int], world: int | None = None, room: int = 40) -> str:
@@ -103,11 +113,12 @@ def ranks_text(ranks: Sequence[int], world: int | None = None, room: int = 40) -
     return clip("ranks " + ", ".join(spans), room)
 
 
-def _width_left(item: Finding, width: int) -> Line:
-    glyph, style = _severity(item)
+def _width_left(item: Finding, width: int, aside: bool = False) -> Line:
+    glyph, style = _severity(item, aside)
     line: Line = [(f"{glyph} ", style)]
     if width >= 96:
         word = item.severity if item.state == "open" else "resolved"
+        word = "aside" if aside and item.state == "open" else word
         line.append((pad(word, 9), style))
     line.append((pad(item.id or "-", 3) + " ", "dim"))
     return line
@@ -122,18 +133,20 @@ def finding_rows(
     selected: bool = False,
     focused: bool = False,
     hints: bool = True,
+    aside: bool = False,
 ) -> list[Line]:
-    """Return the rows of one finding in the list: what and how much, then the first hint."""
+    """Return the rows of one finding in the list: what and how much, then the first hint.
+
+    One that is `aside` (snoozed) is quiet, and says so.
+    """
     mark = "▌" if selected and focused else "▏" if selected else " "
     mark_style = "focus" if focused else "dim"
-    left: Line = [(mark, mark_style), *_width_left(item, width)]
-    quiet = item.state != "open" or item.severity not in ("critical", "warning")
-    left.append(
-        (
-            item.summary or item.kind,
-            "dim" if item.state != "open" else "strong" if not quiet else "text",
-        )
-    )
+    left: Line = [(mark, mark_style), *_width_left(item, width, aside)]
+    quiet = aside or item.state != "open" or item.severity not in ("critical", "warning")
+    faded = aside or item.state != "open"
+    if aside and item.state == "open" and width < 96:
+        left.append(("aside: ", "dim"))
+    left.append((item.summary or item.kind, "dim" if faded else "strong" if not quiet else "text"))
     if width >= 96:
         left.append((f"  {ranks_text(item.ranks, world, 24)}", "dim"))
     cost = cost_text(item)
@@ -148,7 +161,7 @@ def finding_rows(
         right.append((f"  {pad(item.confidence, 6)}", "dim"))
     right.append((" ", "text"))
     rows = [spread(left, right, width)]
-    if hints and item.hints and item.state == "open" and item.severity in ("critical", "warning"):
+    if hints and item.hints and not quiet:
         indent = width_of(_width_left(item, width))
         hint: Line = [
             (mark, mark_style),
@@ -169,11 +182,19 @@ def quiet_rows(scene: Scene, width: int) -> list[Line]:
     if scene.diagnosis_error:
         rows.append(fit([(" ▲ ", "warning"), (scene.diagnosis_error, "warning")], width))
     if not scene.findings and run is not None:
-        if run.step_ms is None or not run.window:
+        if scene.cursor_s is not None:
+            rows.append(fit([("   no finding was open at that moment", "dim")], width))
+        elif scene.filters.get("findings"):
+            rows.append(fit([("   no finding passes the filter; esc shows all", "dim")], width))
+        elif run.step_ms is None or not run.window:
             text = "waiting for steady steps: warm-up and first batches are left out"
             rows.append(fit([(f"   {text}", "dim")], width))
         elif not scene.diagnosed:
             rows.append(fit([("   looking at the first steps", "dim")], width))
+        elif run.window < _EARLY_STEPS and run.state != "ended":
+            plural = "s" if run.window != 1 else ""
+            text = f"nothing found yet, after {run.window} steady step{plural}"
+            rows.append(fit([(f"   {text}", "dim")], width))
         elif scene.abstained:
             rows.append(fit([("   nothing found yet; not everything can be judged", "dim")], width))
         else:
@@ -189,18 +210,44 @@ def abstained_row(abstained: Sequence[Abstain], width: int) -> Line:
     return fit([("   ", "text"), (clip(f"not judged: {kinds}", width - 4), "faint")], width)
 
 
-def finding_detail(item: Finding, scene: Scene, width: int) -> list[Line]:
+def abstained_rows(abstained: Sequence[Abstain], width: int) -> list[Line]:
+    """Return what could not be judged, each with what it would need."""
+    if not abstained:
+        return []
+    lines = [fit([("", "text")], width), fit([("   not judged, and what it needs", "dim")], width)]
+    name = min(24, max(len(item.kind) for item in abstained) + 2)
+    for item in abstained:
+        for i, row in enumerate(wrap(item.needs, width - name - 5)):
+            kind = item.kind if i == 0 else ""
+            lines.append(fit([(f"   {pad(kind, name)}", "dim"), (row, "faint")], width))
+    return lines
+
+
+def _check(item: Finding, width: int) -> list[Line]:
+    """Return how to see whether a change has helped."""
+    if not item.hints or item.state != "open":
+        return []
+    text = (
+        "record before the change and after it (gpuwatch record -o FILE); gpuwatch compare then "
+        "says what was predicted and what came of it"
+    )
+    lines = [fit([("", "text")], width), fit([("  CHECK", "title")], width)]
+    lines += [fit([("    ", "text"), (row, "text")], width) for row in wrap(text, width - 8)]
+    return lines
+
+
+def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = True) -> list[Line]:
     """Return every line of one finding: evidence, what was ruled out, what to try."""
     glyph, style = _severity(item)
     run, summary = scene.run, scene.summary
     step_ms = summary.step_ms if summary is not None else None
     title = f"{item.id}  {item.kind}" if item.id else item.kind
-    lines = [heading(title, width, focused=True), fit([("", "text")], width)]
+    lines = [heading(title, width, focused=focused), fit([("", "text")], width)]
     word = (
         item.severity if item.state == "open" else f"resolved at step {item.resolved_step or 0:,}"
     )
     lead = f"  {glyph} {word}   "
-    for i, row in enumerate(_wrap(item.summary, width - cell_len(lead) - 2)):
+    for i, row in enumerate(wrap(item.summary, width - cell_len(lead) - 2)):
         first = (lead, style) if i == 0 else (" " * cell_len(lead), "text")
         lines.append(fit([first, (row, "strong")], width))
     facts: list[str] = []
@@ -227,6 +274,7 @@ def finding_detail(item: Finding, scene: Scene, width: int) -> list[Line]:
         "nothing else was looked at",
     )
     lines += _hints(item, step_ms, width)
+    lines += _check(item, width)
     if item.follows:
         cause = next((f for f in scene.findings if item.follows in (f.id, f.kind)), None)
         text = f"{item.follows}  {cause.summary}" if cause is not None else item.follows
@@ -247,28 +295,13 @@ def _packed(facts: Sequence[str], width: int) -> list[Line]:
     return lines
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    """Break text at spaces into lines of at most `width` cells, keeping runs of spaces inside."""
-    rows: list[str] = []
-    row = ""
-    for word in text.split(" "):
-        if row and len(row) + 1 + len(word) > max(10, width):
-            rows.append(row.rstrip())
-            row = ""
-            if not word:
-                continue
-        row = f"{row} {word}" if row else word
-    rows.append(row.rstrip())
-    return [clip(item, width) for item in rows if item]
-
-
 def _section(title: str, width: int, entries: Sequence[Line], empty: str) -> list[Line]:
     lines: list[Line] = [fit([("", "text")], width), fit([(f"  {title}", "title")], width)]
     if not entries and empty:
         lines.append(fit([("    ", "text"), (empty, "dim")], width))
     for entry in entries:
         text = entry[0][0]
-        for i, row in enumerate(_wrap(text, width - 8)):
+        for i, row in enumerate(wrap(text, width - 8)):
             lead = "    · " if i == 0 else "      "
             lines.append(fit([(lead, "dim"), (row, entry[0][1])], width))
     return lines
@@ -304,7 +337,7 @@ def _evidence(item: Finding, width: int) -> list[Line]:
         lines.append(fit(line, width))
         indent = " " * 8
         for text, style in ((rest.strip(), "text"), (source.strip(), "faint")):
-            rows = _wrap(text, width - len(indent) - 2)
+            rows = wrap(text, width - len(indent) - 2)
             lines += [fit([(indent, "text"), (row, style)], width) for row in rows]
     return lines
 
@@ -330,6 +363,6 @@ def _hints(item: Finding, step_ms: float | None, width: int) -> list[Line]:
                 tail.append(f"gain {_step(least)}..{_step(most)} ms a step")
         lines += [
             fit([("      ", "text"), (row, "dim")], width)
-            for row in _wrap("   ".join(tail), width - 10)
+            for row in wrap("   ".join(tail), width - 10)
         ]
     return lines

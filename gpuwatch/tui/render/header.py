@@ -2,7 +2,8 @@
 
 from gpuwatch.store.views import RunView, View
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.text import Line, clip, fit, join, spread
+from gpuwatch.tui.render.bars import gauge
+from gpuwatch.tui.render.text import Line, clip, fit, join, spread, width_of
 from gpuwatch.tui.scene import Scene
 
 __all__ = ["SILENT_AFTER_S", "header_line", "link_word", "verdict_line"]
@@ -15,7 +16,8 @@ def link_word(scene: Scene) -> tuple[str, str]:
     """Return the one word that says whether the numbers are alive, with its style."""
     view, run = scene.view, scene.run
     if scene.paused:
-        return "PAUSED", "warning"
+        behind = f" -{numbers.age(scene.behind_s)}" if scene.behind_s else ""
+        return f"PAUSED{behind}", "warning"
     if view.link == "connecting":
         return "CONNECTING", "dim"
     if view.link == "lost":
@@ -55,12 +57,32 @@ def _lost(view: View, run: RunView | None) -> Line:
     return line
 
 
+def _replay_bar(scene: Scene, width: int) -> Line:
+    """Return where a recording is: `▶ 00:03:12 ━━━━──── 00:10:00`."""
+    replay = scene.replay
+    if replay is None:
+        return []
+    track = max(6, min(24, (width - 60) // 2))
+    part = replay.position_s / replay.duration_s if replay.duration_s > 0 else None
+    sign = "⏸" if replay.paused else "▶"
+    return [
+        (f"{sign} ", "accent"),
+        (numbers.clock(replay.position_s).removeprefix("00:"), "text"),
+        (" ", "text"),
+        *gauge(part, track, "accent"),
+        (" ", "text"),
+        (numbers.clock(replay.duration_s).removeprefix("00:"), "dim"),
+    ]
+
+
 def header_line(scene: Scene, width: int) -> Line:
     """Return the first line: run, size, progress; at the right liveness, loss, elapsed time."""
     run, view = scene.run, scene.view
     word, style = link_word(scene)
     right: Line = [(word, style), ("  ", "text"), *_lost(view, run)]
-    if run is not None and width >= 70:
+    if scene.replay is not None:
+        right += [("  ", "text"), *_replay_bar(scene, width)]
+    elif run is not None and width >= 70:
         right += [("  ", "text"), (numbers.clock(view.at_s - run.started_s), "dim")]
     right.append((" ", "text"))
     lead: Line = [(" ◉ ", style)]
@@ -90,7 +112,7 @@ def header_line(scene: Scene, width: int) -> Line:
         )
     if run.epoch is not None:
         parts.append([("epoch ", "dim"), (numbers.loss(run.epoch), "text")])
-    room = width - sum(len(text) for text, _ in right) - 1
+    room = width - width_of(right) - 1
     return spread(join(parts, ("  ", "text"), max(1, room)), right, width)
 
 

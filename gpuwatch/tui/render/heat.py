@@ -1,126 +1,299 @@
-"""Own time of every rank as one glyph each: shape and colour say the same."""
+"""One number of every rank as one glyph each, grouped by node: shape and colour say the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, isfinite
 
-from gpuwatch.store.views import RunView
-from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.spark import BLOCKS, UNKNOWN, bucket_max, heat_levels
+from gpuwatch.schema import GpuSample
+from gpuwatch.store.views import RankView, RunView
+from gpuwatch.tui.metrics import OWN, Metric, metric_text
+from gpuwatch.tui.render.spark import BLOCKS, UNKNOWN, bucket_max, heat_levels, limits
 from gpuwatch.tui.render.text import Line, fit, pad, spread, width_of
-from gpuwatch.tui.scene import Summary
 
-__all__ = ["heat_height", "heat_lines", "heat_row"]
-
-_LABEL = 10
+__all__ = [
+    "HeatGrid",
+    "heat_grid",
+    "heat_height",
+    "heat_lines",
+    "heat_row",
+    "heat_values",
+    "rank_under",
+]
 
 _GLYPHS = (*BLOCKS, UNKNOWN)
 _STYLES = (*(f"heat.{level}" for level in range(len(BLOCKS))), "faint")
 """By level; -1, the last, is unknown."""
 
-
-def _glyphs(values: Sequence[float | None], low: float, high: float, gap: int = 8) -> Line:
-    """Return one glyph a value, equal styles joined, a space after every `gap` glyphs."""
-    line: Line = []
-    text, last = "", -2
-    for i, level in enumerate(heat_levels(values, low, high)):
-        key = -1 if level is None else level
-        if key != last:
-            if text:
-                line.append((text, _STYLES[last]))
-            text, last = "", key
-        if gap and i and i % gap == 0:
-            text += " "
-        text += _GLYPHS[key]
-    if text:
-        line.append((text, _STYLES[last]))
-    return line
+_LEAST_LABEL = 7
+_MOST_LABEL = 16
 
 
-def _room(width: int) -> int:
-    """Return how many glyphs fit beside the label, with a space after each eighth."""
-    cells = max(1, width - _LABEL - 1)
-    return max(1, cells - (cells // 9))
+@dataclass(frozen=True, slots=True)
+class HeatGrid:
+    """Where each rank stands: rows of (label, glyphs), a glyph being (x, first, last position).
+
+    Positions are those in the run's ranks, grouped by node. `per_glyph` is how many ranks share
+    a glyph at most.
+    """
+
+    rows: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...]
+    positions: tuple[int, ...]
+    per_glyph: int
+    label: int
 
 
-def _groups(run: RunView) -> list[tuple[str, list[float | None]]]:
-    """Return own times by node, in rank order; one nameless group where nodes are unknown."""
-    groups: dict[str, list[float | None]] = {}
-    for rank in run.ranks:
-        own = rank.own_ms
-        groups.setdefault(rank.node, []).append(own if own is not None and isfinite(own) else None)
+def _grouped(run: RunView) -> list[tuple[str, list[int]]]:
+    groups: dict[str, list[int]] = {}
+    for i, rank in enumerate(run.ranks):
+        groups.setdefault(rank.node, []).append(i)
     return list(groups.items())
+
+
+def _spaced(count: int) -> int:
+    """Return the cells of so many glyphs with a space after each eighth."""
+    return count + max(0, count - 1) // 8
+
+
+def _block(x: int, start: int, count: int, per_glyph: int) -> list[tuple[int, int, int]]:
+    cells = []
+    number = ceil(count / per_glyph)
+    for i in range(number):
+        first = start + i * per_glyph
+        cells.append((x + i + i // 8, first, min(start + count, first + per_glyph) - 1))
+    return cells
+
+
+def _in_blocks(
+    groups: Sequence[tuple[str, list[int]]], width: int, rows: int, label: int, per_glyph: int
+) -> list[tuple[str, list[tuple[int, int, int]]]] | None:
+    """Return several nodes a row, each a block; None where the rows do not suffice."""
+    block = max(_spaced(ceil(len(members) / per_glyph)) for _, members in groups)
+    most = (width - label + 1) // (block + 1)
+    if block == 1:
+        # A glyph a node: in eighths, as ranks are.
+        most = max(1, (width - label) // 9 * 8)
+    if most < 1 or ceil(len(groups) / most) > rows:
+        return None
+    # The fewest blocks a row that fit, in powers of two, so that rows begin at round nodes.
+    a_row = 1
+    while a_row < most and ceil(len(groups) / a_row) > rows:
+        a_row = min(most, a_row * 2)
+    out: list[tuple[str, list[tuple[int, int, int]]]] = []
+    start = 0
+    for i, (name, members) in enumerate(groups):
+        if i % a_row == 0:
+            out.append((name, []))
+        at = i % a_row
+        x = label + (at + at // 8 if block == 1 else at * (block + 1))
+        out[-1][1].extend(_block(x, start, len(members), per_glyph))
+        start += len(members)
+    return out
+
+
+def heat_grid(run: RunView, width: int, rows: int) -> HeatGrid:
+    """Find the clearest picture in `rows` lines of `width` cells.
+
+    A line a node; else several nodes a line; else several ranks of a node a glyph; else ranks in
+    a row without regard to nodes, where there are more nodes than glyphs.
+    """
+    groups = _grouped(run)
+    positions = tuple([i for _, members in groups for i in members])
+    longest = max([len(name) for name, _ in groups], default=0)
+    label = max(_LEAST_LABEL, min(_MOST_LABEL, longest + 3, width // 4))
+    if not positions or width <= label or rows <= 0:
+        return HeatGrid((), positions, 1, label)
+    largest = max(len(members) for _, members in groups)
+    wide = width - label - 1
+    if len(groups) <= rows:
+        # A node may need several lines: as many glyphs as fit in whole eighths.
+        room = max(8, (wide + 1) // 9 * 8) if wide >= 9 else max(1, wide)
+        lines: list[tuple[str, list[tuple[int, int, int]]]] = []
+        start = 0
+        for name, members in groups:
+            for offset in range(0, len(members), room):
+                count = min(room, len(members) - offset)
+                lines.append((name if offset == 0 else "", _block(label, start + offset, count, 1)))
+            start += len(members)
+        if len(lines) <= rows:
+            return HeatGrid(tuple((n, tuple(c)) for n, c in lines), positions, 1, label)
+    for per_glyph in range(1, largest + 1):
+        found = _in_blocks(groups, width, rows, label, per_glyph)
+        if found is not None:
+            return HeatGrid(tuple((n, tuple(c)) for n, c in found), positions, per_glyph, label)
+    room = max(1, wide)
+    per_glyph = max(1, ceil(len(positions) / (room * rows)))
+    flat: list[tuple[str, tuple[tuple[int, int, int], ...]]] = []
+    for start in range(0, len(positions), room * per_glyph):
+        cells = []
+        for i in range(room):
+            first = start + i * per_glyph
+            if first >= len(positions):
+                break
+            cells.append((label + i, first, min(len(positions), first + per_glyph) - 1))
+        flat.append((f"{run.ranks[positions[start]].rank:,}", tuple(cells)))
+    return HeatGrid(tuple(flat), positions, per_glyph, label)
+
+
+def rank_under(grid: HeatGrid, values: Sequence[float | None], x: int, y: int) -> int | None:
+    """Return the position of the rank at that cell; of several, the one that the glyph shows."""
+    if not 0 <= y < len(grid.rows):
+        return None
+    for at, first, last in grid.rows[y][1]:
+        if at == x:
+            members = [grid.positions[i] for i in range(first, last + 1)]
+            known = [i for i in members if values[i] is not None]
+            return max(known, key=lambda i: values[i] or 0.0) if known else members[0]
+    return None
 
 
 def heat_height(run: RunView, width: int) -> int:
     """Return the lines that the picture would like to have, without its scale line."""
-    room = _room(width)
-    groups = _groups(run)
-    return sum(max(1, ceil(len(values) / room)) for _, values in groups) if groups else 0
+    groups = _grouped(run)
+    if not groups:
+        return 0
+    return len(heat_grid(run, width, max(len(groups), 4) * 4).rows)
 
 
-def heat_lines(run: RunView, summary: Summary, width: int, height: int) -> list[Line]:
-    """Return at most `height` lines: a row a node, or several ranks a glyph where they are many.
+def heat_values(run: RunView, metric: Metric, gpus: Mapping[str, GpuSample]) -> list[float | None]:
+    """Return the metric of every rank, by position."""
+    values: list[float | None] = []
+    for rank in run.ranks:
+        gpu = gpus.get(rank.hello.device_uuid) if gpus and rank.hello is not None else None
+        value = metric.get(rank, gpu)
+        values.append(value if value is not None and isfinite(value) else None)
+    return values
 
-    A glyph that stands for several ranks shows the slowest of them. The last line is the scale.
+
+def heat_lines(
+    run: RunView,
+    width: int,
+    height: int,
+    *,
+    metric: Metric = OWN,
+    gpus: Mapping[str, GpuSample] | None = None,
+    selected: int | None = None,
+    passing: frozenset[int] | None = None,
+    grid: HeatGrid | None = None,
+) -> list[Line]:
+    """Return at most `height` lines; the last one is the scale.
+
+    A glyph that stands for several ranks shows the greatest. `selected` is a rank number;
+    `passing` are the positions that the filter lets through, the others are a faint dot; `grid`
+    is that of `height` - 1 rows, where it was made before.
     """
     if height <= 0 or not run.ranks:
         return []
-    low, high = summary.own_low_ms, summary.own_high_ms
-    if low is None or high is None:
-        return [fit([(" own time n/a: no steady step yet", "dim")], width)]
-    rows = max(1, height - 1) if height > 1 else 1
-    room = _room(width)
-    groups = _groups(run)
-    per_glyph = 1
+    values = heat_values(run, metric, gpus or {})
+    ends = limits(values)
+    if ends is None:
+        why = _why_unknown(run.ranks[0], metric)
+        return [fit([(f" {metric.label} n/a: {why}", "dim")], width)]
+    low, high = ends
+    rows = height - 1 if height > 1 else 1
+    grid = heat_grid(run, width, rows) if grid is None else grid
+    shown: list[float | None] = []
+    for _, cells in grid.rows:
+        for _, first, last in cells:
+            part = [
+                values[grid.positions[i]]
+                for i in range(first, last + 1)
+                if passing is None or grid.positions[i] in passing
+            ]
+            known = [value for value in part if value is not None]
+            shown.append(max(known) if known else None)
+    levels = iter(heat_levels(shown, low, high))
+    here = next((i for i, rank in enumerate(run.ranks) if rank.rank == selected), None)
     lines: list[Line] = []
-    if len(groups) <= rows and all(
-        len(values) <= room * (rows // len(groups)) for _, values in groups
-    ):
-        for name, values in groups:
-            for start in range(0, len(values), room):
-                label = name if start == 0 else ""
-                lines.append(
-                    [
-                        (f" {pad(label, _LABEL - 1)}", "dim"),
-                        *_glyphs(values[start : start + room], low, high),
-                    ]
-                )
-    else:
-        flat = [value for _, values in groups for value in values]
-        per_glyph = max(1, ceil(len(flat) / (room * rows)))
-        cells = bucket_max(flat, ceil(len(flat) / per_glyph))
-        for start in range(0, len(cells), room):
-            first = run.ranks[min(start * per_glyph, len(run.ranks) - 1)].rank
-            lines.append(
-                [
-                    (f" {pad(f'{first:,}', _LABEL - 1)}", "dim"),
-                    *_glyphs(cells[start : start + room], low, high),
-                ]
-            )
-    lines = [fit(line, width) for line in lines[:rows]]
+    for name, cells in grid.rows:
+        line: Line = [(f" {pad(name, grid.label - 2)} ", "dim")]
+        text, last_style, x = "", "", grid.label
+        for at, first, last in cells:
+            level = next(levels)
+            key = -1 if level is None else level
+            style = _STYLES[key]
+            if here is not None and any(grid.positions[i] == here for i in range(first, last + 1)):
+                style = "cursor"
+            gap = " " * (at - x)
+            if style != last_style:
+                if text:
+                    line.append((text + gap, last_style))
+                elif gap:
+                    line.append((gap, "text"))
+                text, last_style = _GLYPHS[key], style
+            else:
+                text += gap + _GLYPHS[key]
+            x = at + 1
+        if text:
+            line.append((text, last_style))
+        lines.append(fit(line, width))
     if height > 1:
-        scale: Line = [
-            (f" {pad('own ms', _LABEL - 1)}", "dim"),
-            (f"{numbers.ms(low)} ", "text"),
-        ]
-        scale += [(glyph, f"heat.{level}") for level, glyph in enumerate(BLOCKS)]
-        scale.append((f" {numbers.ms(high)}", "text"))
-        if per_glyph > 1:
-            scale.append((f"   {per_glyph:,} ranks a glyph, the slowest shown", "dim"))
-        lines.append(fit(scale, width))
+        lines.append(_scale_line(run, grid, metric, (low, high), width, values, here))
     return lines
 
 
-def heat_row(run: RunView, summary: Summary, width: int) -> Line:
-    """Return the picture in one line, with its scale at the right, for a short terminal."""
-    low, high = summary.own_low_ms, summary.own_high_ms
-    if low is None or high is None:
-        return fit([(" own time n/a: no steady step yet", "dim")], width)
-    scale: Line = [(f"  {numbers.ms(low)}..{numbers.ms(high)} ms ", "dim")]
-    room = width - 8 - width_of(scale)
-    values = [
-        rank.own_ms if rank.own_ms is not None and isfinite(rank.own_ms) else None
-        for rank in run.ranks
+def _why_unknown(rank: RankView, metric: Metric) -> str:
+    if metric.name in rank.phases_na:
+        return rank.phases_na[metric.name]
+    if rank.step_ms is None:
+        return "no steady step yet"
+    return "no rank reports it"
+
+
+def _scale_line(
+    run: RunView,
+    grid: HeatGrid,
+    metric: Metric,
+    ends: tuple[float, float],
+    width: int,
+    values: Sequence[float | None],
+    here: int | None,
+) -> Line:
+    low, high = ends
+    scale: Line = [
+        (f" {pad(metric.label, max(grid.label - 1, len(metric.label) + 1))}", "dim"),
+        (f"{metric_text(metric, low)} ", "text"),
     ]
+    scale += [(glyph, f"heat.{level}") for level, glyph in enumerate(BLOCKS)]
+    scale.append((f" {metric_text(metric, high)}", "text"))
+    if grid.per_glyph > 1:
+        scale.append((f"   {grid.per_glyph:,} ranks a glyph, the greatest", "dim"))
+    right: Line = []
+    if here is not None:
+        right = [
+            (f"rank {run.ranks[here].rank} ", "dim"),
+            (metric_text(metric, values[here]), "strong"),
+            (" ", "text"),
+        ]
+    return spread(scale, right, width, keep="left")
+
+
+def heat_row(
+    run: RunView,
+    width: int,
+    *,
+    metric: Metric = OWN,
+    gpus: Mapping[str, GpuSample] | None = None,
+) -> Line:
+    """Return the picture in one line, with its scale at the right, for a short terminal."""
+    values = heat_values(run, metric, gpus or {})
+    ends = limits(values)
+    if ends is None:
+        return fit([(f" {metric.label} n/a: no steady step yet", "dim")], width)
+    low, high = ends
+    label = f" {pad(metric.label, 7)} "
+    scale: Line = [(f"  {metric_text(metric, low)}..{metric_text(metric, high)} ", "dim")]
+    room = width - len(label) - width_of(scale)
     cells = bucket_max(values, max(1, room - room // 9))
-    return spread([(" own    ", "dim"), *_glyphs(cells, low, high)], scale, width)
+    line: Line = [(label, "dim")]
+    text, last_style = "", ""
+    for i, level in enumerate(heat_levels(cells, low, high)):
+        key = -1 if level is None else level
+        gap = " " if i and i % 8 == 0 else ""
+        if _STYLES[key] != last_style:
+            if text:
+                line.append((text + gap, last_style))
+            text, last_style = _GLYPHS[key], _STYLES[key]
+        else:
+            text += gap + _GLYPHS[key]
+    line.append((text, last_style))
+    return spread(line, scale, width)

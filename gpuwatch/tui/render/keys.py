@@ -4,34 +4,26 @@ from collections.abc import Sequence
 
 from gpuwatch.schema import PHASES
 from gpuwatch.tui.render.bars import PHASE_GLYPHS, PHASE_WORDS
-from gpuwatch.tui.render.text import Line, fit, heading, join, pad
+from gpuwatch.tui.render.text import Line, fit, heading, pad, width_of, wrap
 
-__all__ = ["Key", "footer_line", "help_lines"]
+__all__ = ["Key", "footer_line", "footer_spans", "help_lines"]
 
-Key = tuple[str, str]
-"""What is pressed, and what it does in one or two words."""
+Key = tuple[str, str, str]
+"""What is pressed, what it does in one or two words, and the action that a click calls."""
 
-_HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
-    (
-        "Keys",
-        (
-            ("j k  ↓ ↑", "move the selection"),
-            ("g G  home end", "first, last"),
-            ("tab", "findings or ranks"),
-            ("enter", "on a finding: its evidence and what to try"),
-            ("esc", "back"),
-            ("[ ]", "previous, next run, when several are live"),
-            ("space", "pause and resume the picture; the training is not touched"),
-            ("?", "this page"),
-            ("q", "quit; the training goes on"),
-        ),
-    ),
+_TITLES = ("Overview", "Ranks", "GPUs", "Findings", "Compare")
+_TABS_FROM = 132
+
+_GUIDE: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Words",
         (
             ("own ms", "the step without exposed communication: tells ranks apart"),
             ("comm", "time blocked by communication that compute does not hide"),
             ("data wait", "time blocked in fetching the next batch"),
+            ("stall", "device clock: from one step's last kernel to the next one's first"),
+            ("GPU-Util", "share of time in which any kernel ran, however small"),
+            ("SM active", "share of cycles in which an SM had work; never from GPU-Util"),
             ("goodput", "useful training time / wall time since the start"),
             ("n/a", "not known, and never drawn as 0"),
             ("lost", "telemetry that never came; totals are still right"),
@@ -43,25 +35,85 @@ _HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("✖ ▲ ·", "critical, warning, note"),
             ("+61 ms/step", "what the step would lose if this cause were gone"),
             ("◀ F1", "this rank is singled out by finding F1"),
-            ("▁▂▃▄▅▆▇█", "own time of one rank, fast to slow"),
+            ("▲F1", "on a time axis: here F1 opened"),
+            ("▁▂▃▄▅▆▇█", "one rank a glyph, low to high"),
         ),
     ),
 )
 
 
-def footer_line(keys: Sequence[Key], width: int) -> Line:
-    """Return the keys that work here, as many as fit, most useful first."""
-    parts: list[Line] = [[(key, "key"), (f" {what}", "dim")] for key, what in keys]
-    return fit([(" ", "text"), *join(parts, ("   ", "text"), max(0, width - 2))], width)
+def _parts(keys: Sequence[Key], width: int, view: int) -> list[tuple[Line, str]]:
+    """Return what the footer holds: pieces of the line, each with the action a click calls."""
+    out: list[tuple[Line, str]] = [([(" ", "text")], "")]
+    if view and width >= _TABS_FROM:
+        for i, title in enumerate(_TITLES, 1):
+            style = "tab" if i == view else "dim"
+            out.append(([(str(i), "key"), (" ", "text"), (title, style)], f"view-{i}"))
+            out.append(([("  ", "text")], ""))
+        out[-1] = ([(" │ ", "rule")], "")
+    elif view:
+        out.append(([("1-5", "key"), (" view", "dim")], ""))
+        out.append(([("  ", "text")], ""))
+    gap = "   " if width >= _TABS_FROM or not view else "  "
+    used = sum(width_of(part) for part, _ in out)
+    first = True
+    # Help and quit are never the ones that do not fit: the last two are kept.
+    last = keys[-2:]
+    reserve = sum(len(gap) + len(key) + 1 + len(what) for key, what, _ in last)
+    for i, (key, what, action) in enumerate(keys):
+        size = len(key) + 1 + len(what) + (0 if first else len(gap))
+        if i == len(keys) - len(last):
+            reserve = 0
+        if used + size + reserve > width - 1:
+            continue
+        if not first:
+            out.append(([(gap, "text")], ""))
+        out.append(([(key, "key"), (f" {what}", "dim")], action))
+        used += size
+        first = False
+    return out
 
 
-def help_lines(width: int) -> list[Line]:
-    """Return the page of help."""
+def footer_line(keys: Sequence[Key], width: int, view: int = 0) -> Line:
+    """Return the views and the keys that work here, as many as fit, most useful first.
+
+    `view` is the number of the view that is open, 0 to leave the views out.
+    """
+    line: Line = []
+    for part, _ in _parts(keys, width, view):
+        line += part
+    return fit(line, width)
+
+
+def footer_spans(keys: Sequence[Key], width: int, view: int = 0) -> list[tuple[int, int, str]]:
+    """Return (first cell, cell after the last, action) of what can be clicked in the footer."""
+    spans = []
+    x = 0
+    for part, action in _parts(keys, width, view):
+        size = width_of(part)
+        if action:
+            spans.append((x, x + size, action))
+        x += size
+    return spans
+
+
+def help_lines(
+    width: int, here: Sequence[tuple[str, str]] = (), everywhere: Sequence[tuple[str, str]] = ()
+) -> list[Line]:
+    """Return the page of help: the keys of the view it was opened on, then those of all views."""
     lines: list[Line] = []
-    for title, entries in _HELP:
+    for title, entries in (("Keys here", here), ("Keys everywhere", everywhere), *_GUIDE):
+        if not entries:
+            continue
         lines += [heading(title, width)]
         for key, what in entries:
-            lines.append(fit([("   ", "text"), (pad(key, 16), "key"), (what, "text")], width))
+            for i, row in enumerate(wrap(what, width - 21)):
+                lines.append(
+                    fit(
+                        [("   ", "text"), (pad(key if i == 0 else "", 16), "key"), (row, "text")],
+                        width,
+                    )
+                )
         lines.append(fit([("", "text")], width))
     lines.append(heading("Phases of a step", width))
     parts: Line = [("   ", "text")]

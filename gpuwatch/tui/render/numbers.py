@@ -8,6 +8,7 @@ __all__ = [
     "NA",
     "age",
     "bytes_pair",
+    "bytes_rate",
     "clock",
     "count",
     "duration",
@@ -165,3 +166,15 @@ def bytes_pair(used: float | None, total: float | None = None) -> str:
     if total is None or not isfinite(total):
         return f"{_gigabytes(used)} GB"
     return f"{_gigabytes(used)}/{_gigabytes(total)} GB"
+
+
+def bytes_rate(value: float | None) -> str:
+    """Return bytes a second in at most 9 cells: `0 B/s`, `180 MB/s`, `3.1 GB/s`."""
+    if value is None or not isfinite(value):
+        return NA
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5 or unit == "GB":
+            digits = 1 if unit != "B" and abs(value) < 9.95 else 0
+            return f"{value:,.{digits}f} {unit}/s"
+        value /= 1000.0
+    return NA

@@ -5,7 +5,7 @@ Readings are looked up under the names below; a reading that is missing is n/a, 
 
 from collections.abc import Sequence
 
-from gpuwatch.schema import GpuSample, ProcessSample
+from gpuwatch.schema import GpuSample, HostSample, IoSample, ProcessSample
 from gpuwatch.store.views import NodeView, RankView
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
@@ -73,7 +73,9 @@ def _meter(label: str, fraction: float | None, text: str, rest: str, width: int)
     return fit(line, width)
 
 
-def _process_line(rank: RankView, workers: Sequence[ProcessSample], width: int) -> Line:
+def _process_line(
+    rank: RankView, workers: Sequence[ProcessSample], width: int, cores: int = 0
+) -> Line:
     process = rank.process
     readings = process.readings if process is not None else {}
     cpu = numbers.reading_value(readings.get(CPU))
@@ -98,6 +100,15 @@ def _process_line(rank: RankView, workers: Sequence[ProcessSample], width: int) 
     elif rank.hello is not None and rank.hello.loaders:
         asked = max(loader.num_workers for loader in rank.hello.loaders)
         line.append(("  loads in the training process" if asked == 0 else "  workers n/a", "dim"))
+    quota = numbers.reading_value(readings.get("cpu_quota_cores"))
+    if quota is not None:
+        held = numbers.reading_value(readings.get("cpu_throttled_percent"))
+        line.append((f"  quota {quota:g} cores", "dim"))
+        style = "warning" if held is not None and held >= 1.0 else "dim"
+        line.append((f" throttled {numbers.percent(held)}", style))
+    allowed = numbers.reading_value(readings.get("affinity_cores"))
+    if allowed is not None and cores and allowed < cores:
+        line.append((f"  on {allowed:.0f} of {cores} cores", "dim"))
     return fit(line, width)
 
 
@@ -122,6 +133,8 @@ def _gpu_line(gpu: GpuSample, ranks: Sequence[RankView], width: int) -> Line:
         line,
         [("mem ", "dim"), (rpad(memory, 12), "text" if memory != numbers.NA else "dim")],
     ]
+    if gpu.lost:
+        parts.append([("✖ lost", "critical")])
     if owner:
         parts.append([(f"rank {owner[0]}", "dim")])
     parts.append([(rpad(numbers.reading(gpu.readings.get(POWER), "W"), 6), "dim")])
@@ -139,12 +152,69 @@ def _host_lines(node: NodeView, width: int) -> list[Line]:
     cpu = numbers.reading_value(readings.get(CPU))
     load = numbers.reading_value(readings.get(LOAD))
     rest = f"load {load:.1f}" if load is not None else "load n/a"
+    waiting = numbers.reading_value(readings.get("cpu_iowait_percent"))
+    if waiting is not None and waiting >= 1.0:
+        rest += f"  waits for disks {waiting:.0f}%"
     fraction = None if cpu is None else cpu / 100.0
     lines = [_meter("cpu", fraction, numbers.percent(cpu), rest, width)]
     used = numbers.reading_bytes(readings.get(MEMORY_USED))
     total = numbers.reading_bytes(readings.get(MEMORY_TOTAL))
     fraction = used / total if used is not None and total else None
-    lines.append(_meter("ram", fraction, numbers.bytes_pair(used, total), "", width))
+    swap = numbers.reading_bytes(readings.get("swap_used"))
+    rest = f"swap {numbers.bytes_pair(swap)}" if swap and swap >= 5e7 else ""
+    lines.append(_meter("ram", fraction, numbers.bytes_pair(used, total), rest, width))
+    return lines
+
+
+_PRESSURES = (("cpu", "psi_cpu_some"), ("memory", "psi_memory_some"), ("io", "psi_io_some"))
+
+
+def _pressure_line(host: HostSample, width: int) -> list[Line]:
+    """Return for how much of the time tasks stood still for want of CPU, memory or disks."""
+    values = [
+        (name, numbers.reading_value(host.readings.get(reading))) for name, reading in _PRESSURES
+    ]
+    if all(value is None for _, value in values):
+        return []
+    line: Line = [(f" {pad('stalled', 8)}", "dim")]
+    for name, value in values:
+        style = "dim" if value is None else "warning" if value >= _PRESSED else "text"
+        line += [(f"{name} ", "dim"), (rpad(numbers.percent(value), 4), style), ("   ", "text")]
+    line.append(("of the time", "faint"))
+    return [fit(line, width)]
+
+
+_PRESSED = 10.0
+"""From this share of the time on pressure is worth a colour; judging is the rules' task."""
+
+
+def _io_lines(host: HostSample, width: int, rows: int) -> list[Line]:
+    """Return where datasets lie, then the busiest disks: what they give and how long it takes."""
+
+    def busy(sample: IoSample) -> float:
+        return numbers.reading_value(sample.readings.get("busy_percent")) or 0.0
+
+    data = [sample for sample in host.io if sample.kind == "dataset"]
+    below = {sample.name for sample in data}
+    disks = [s for s in host.io if s.kind == "disk" and s.name not in below and busy(s) >= 1.0]
+    lines: list[Line] = []
+    for sample in [*data, *sorted(disks, key=busy, reverse=True)][:rows]:
+        read = sample.readings
+        rate = numbers.reading_value(read.get("read_bytes_per_s"))
+        wait = numbers.reading_value(read.get("read_latency"))
+        used = numbers.reading_value(read.get("busy_percent"))
+        label = "data" if sample.kind == "dataset" else "disk"
+        line: Line = [(f" {pad(label, 8)}", "dim"), (rpad(numbers.bytes_rate(rate), 9), "text")]
+        line.append((" read", "dim"))
+        if wait is not None:
+            line += [("  ", "text"), (numbers.duration(wait), "text"), (" a read", "dim")]
+        if used is not None:
+            line += [("  busy ", "dim"), (numbers.percent(used), "text")]
+        where = " on ".join(text for text in (sample.path, sample.name) if text)
+        if sample.filesystem and sample.kind == "dataset":
+            where += f" ({sample.filesystem})"
+        line.append((f"  {where}", "faint"))
+        lines.append(fit(line, width))
     return lines
 
 
@@ -173,25 +243,34 @@ def host_row(node: NodeView | None, number: int, width: int) -> Line:
 
 
 def node_lines(
-    node: NodeView | None, ranks: Sequence[RankView], width: int, *, compact: bool = False
+    node: NodeView | None,
+    ranks: Sequence[RankView],
+    width: int,
+    *,
+    compact: bool = False,
+    devices: bool = True,
 ) -> list[Line]:
     """Return the lines of a node: CPU, memory, its ranks' processes, its devices.
 
     `ranks` are the run's ranks in the order in which they should be shown; those of other nodes
-    are left out. `compact` leaves out the host, which `host_row` has.
+    are left out. `compact` leaves out the host, which `host_row` has, `devices` False the devices.
     """
     if node is None:
         return [fit([(" n/a: no node has been heard of yet", "dim")], width)]
     lines = [] if compact else _host_lines(node, width)
     here = [rank for rank in ranks if rank.node == node.node]
-    devices = [_gpu_line(gpu, here, width) for gpu in node.gpus]
-    processes = [_process_line(rank, rank.workers, width) for rank in here[:8]]
-    if not node.gpus:
+    cards = [_gpu_line(gpu, here, width) for gpu in node.gpus] if devices else []
+    cores = node.host.cores if node.host is not None else 0
+    processes = [_process_line(rank, rank.workers, width, cores) for rank in here[:8]]
+    if not node.gpus and devices:
         why = node.gpus_reason or "not reported yet"
-        devices = [fit([(f" no GPUs: {why}", "dim")], width)]
-    lines += devices + processes if node.gpus else processes + devices
+        cards = [fit([(f" no GPUs: {why}", "dim")], width)]
+    lines += cards + processes if node.gpus else processes + cards
     if len(here) > 8:
         lines.append(fit([(f" … {len(here) - 8} more ranks on this node", "dim")], width))
+    if not compact and node.host is not None:
+        lines += _pressure_line(node.host, width)
+        lines += _io_lines(node.host, width, 3)
     for text in node.notices:
         lines.append(fit([(" ▲ ", "warning"), (text, "warning")], width))
     return lines

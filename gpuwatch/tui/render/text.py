@@ -11,6 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 __all__ = [
     "Line",
+    "beside",
     "blank",
     "cells",
     "clip",
@@ -21,6 +22,7 @@ __all__ = [
     "rpad",
     "spread",
     "width_of",
+    "wrap",
 ]
 
 Line = list[tuple[str, str]]
@@ -73,6 +75,32 @@ def rpad(text: str, width: int) -> str:
 def blank(width: int) -> Line:
     """Return an empty line of `width` cells; an unstyled one would crash under NO_COLOR."""
     return [(" " * max(0, width), "text")]
+
+
+def beside(left: list[Line], right: list[Line], left_width: int, right_width: int) -> list[Line]:
+    """Return two columns as one picture, two cells between them; the shorter one is filled up."""
+    longest = max(len(left), len(right))
+    out: list[Line] = []
+    for y in range(longest):
+        a = fit(left[y], left_width) if y < len(left) else blank(left_width)
+        b = fit(right[y], right_width) if y < len(right) else blank(right_width)
+        out.append([*a, ("  ", "text"), *b])
+    return out
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break text at spaces into lines of at most `width` cells, keeping runs of spaces inside."""
+    rows: list[str] = []
+    row = ""
+    for word in text.split(" "):
+        if row and cells(row) + 1 + cells(word) > max(10, width):
+            rows.append(row.rstrip())
+            row = ""
+            if not word:
+                continue
+        row = f"{row} {word}" if row else word
+    rows.append(row.rstrip())
+    return [clip(item, width) for item in rows if item]
 
 
 def fit(line: Line, width: int, fill: str = " ", style: str = "text") -> Line:

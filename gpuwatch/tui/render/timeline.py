@@ -89,8 +89,9 @@ def timeline_lines(rank: RankView | None, scene: Scene, width: int, height: int)
     return lines[:height]
 
 
-def _event_line(event: Event, width: int) -> Line:
-    moment = time.strftime("%H:%M:%S", time.localtime(event.at_s)) if event.at_s > 0 else "--:--:--"
+def _event_line(event: Event, width: int, dates: bool = False) -> Line:
+    form = "%Y-%m-%d %H:%M:%S" if dates else "%H:%M:%S"
+    moment = time.strftime(form, time.localtime(event.at_s)) if event.at_s > 0 else "--:--:--"
     severity = event.severity if event.severity in SEVERITY_GLYPHS else "note"
     style = "text" if severity == "note" else severity
     return fit(
@@ -99,18 +100,20 @@ def _event_line(event: Event, width: int) -> Line:
     )
 
 
-def event_lines(scene: Scene, width: int, height: int, *, compact: bool = False) -> list[Line]:
+def event_lines(
+    scene: Scene, width: int, height: int, *, compact: bool = False, dates: bool = False
+) -> list[Line]:
     """Return heading and events, newest first, at most `height` lines; standing notices on top.
 
-    `compact` leaves the heading out.
+    `compact` leaves the heading out, `dates` says the day too.
     """
     if height <= 0:
         return []
     run = scene.run
-    events = [
-        item for item in scene.view.events if not item.run or run is None or item.run == run.run
-    ]
-    lines = [] if compact else [heading("Events", width)]
+    shown = scene.cursor_s
+    events = [item for item in scene.events if shown is None or item.at_s <= shown]
+    title = heading("Events", width, right="" if dates else "e")
+    lines = [] if compact else [title]
     notices = list(scene.view.notices)
     if run is not None:
         for rank in run.ranks[:64]:
@@ -119,8 +122,8 @@ def event_lines(scene: Scene, width: int, height: int, *, compact: bool = False)
         fit([(" ▲ ", "warning"), (clip(text, width - 4), "text")], width)
         for text in notices[: max(1, height // 2)]
     ]
-    newest = sorted(events, key=lambda item: -item.at_s)[: max(0, height - len(lines))]
-    lines += [_event_line(item, width) for item in newest]
+    newest = events[: max(0, height - len(lines))]
+    lines += [_event_line(item, width, dates) for item in newest]
     if len(lines) == (0 if compact else 1):
         lines.append(fit([("   nothing happened yet", "dim")], width))
     return lines[:height]

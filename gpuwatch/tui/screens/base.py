@@ -1,25 +1,207 @@
-"""What every screen of gpuwatch has in common."""
+"""What every screen of gpuwatch has in common: header, footer, prompt, resizing, clicks."""
 
-from typing import cast
+from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.events import Resize
 from textual.screen import Screen
+from textual.widget import Widget
 
+from gpuwatch.tui.binding import bind
+from gpuwatch.tui.keymap import ACTIONS, VIEWS, label_of
+from gpuwatch.tui.layout import Rect
+from gpuwatch.tui.render.header import header_line, verdict_line
+from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
+from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
+from gpuwatch.tui.render.text import fit
 from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.widgets.pane import LinePane, place
+
+if TYPE_CHECKING:
+    from gpuwatch.tui.app import GpuwatchApp
+    from gpuwatch.tui.widgets.prompt import PromptPane
 
 __all__ = ["FedScreen"]
 
 
 class FedScreen(Screen[None]):
-    """A screen that draws scenes. Only the one on top is fed: a covered one costs as much."""
+    """A screen that draws scenes. Only the one on top is fed: a covered one costs as much.
+
+    Subclasses give `bodies`, `draw` and `keys`. `VIEW` is the name of a view (of `VIEWS`), empty
+    for what opens over one; `LIST` the name under which its filter and sort are kept; `HERE` the
+    actions that help names.
+    """
 
     DEFAULT_CSS = "FedScreen { overflow: hidden; }"
+    BINDINGS: ClassVar[list[BindingType]] = []
+    AUTO_FOCUS = ""
+
+    VIEW: ClassVar[str] = ""
+    LIST: ClassVar[str] = ""
+    HEADER: ClassVar[int] = 2
+    HERE: ClassVar[tuple[str, ...]] = ()
+    TYPED: ClassVar[bool] = False
+    """Letters are text here: only the keys of the screen itself are named."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._header = LinePane(id="header")
+        self._footer = LinePane(id="footer")
+        self._prompt: PromptPane | None = None
+        self._scene: Scene | None = None
+        self._keys: list[Key] = []
+
+    # --- what subclasses give ------------------------------------------------------------------
+
+    def bodies(self) -> Mapping[str, Widget]:
+        """Return the panes between header and footer, by name."""
+        raise NotImplementedError
+
+    def draw(self, scene: Scene, room: Rect) -> None:
+        """Place the panes in that room and draw the scene in them."""
+        raise NotImplementedError
+
+    def keys(self, scene: Scene) -> list[tuple[str, str]]:
+        """Return (action, words) of the keys that work here, most useful first."""
+        return []
+
+    def list_pane(self) -> Widget | None:
+        """Return the pane that has the focus when nothing is typed."""
+        return None
+
+    # --- what all of them do -------------------------------------------------------------------
+
+    @property
+    def gpuwatch(self) -> GpuwatchApp:
+        """The app, as what it is."""
+        return cast("GpuwatchApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Put all panes up once; drawing places, shows and hides them."""
+        yield self._header
+        yield from self.bodies().values()
+        yield self._footer
 
     def on_screen_resume(self) -> None:
         """Draw at once on coming to the top, not at the next tick."""
-        from gpuwatch.tui.app import GpuwatchApp
-
-        cast("GpuwatchApp", self.app).refresh_scene(force=True)
+        pane = self.list_pane()
+        if pane is not None and self.focused is None:
+            pane.focus(scroll_visible=False)
+        self.gpuwatch.refresh_scene(force=True)
 
     def feed(self, scene: Scene) -> None:
         """Draw that scene."""
-        raise NotImplementedError
+        self._scene = scene
+        width, height = self.app.size
+        if not width or not height:
+            return
+        with self.app.batch_update():
+            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+                for pane in (*self.bodies().values(), self._footer):
+                    place(pane, None)
+                place(self._header, Rect(0, 0, width, 1))
+                self._header.show([too_small_line(width, height)])
+                return
+            place(self._header, Rect(0, 0, width, self.HEADER))
+            place(self._footer, Rect(0, height - 1, width, 1))
+            top = [header_line(scene, width), verdict_line(scene, width)]
+            self._header.show(top[: self.HEADER])
+            self.draw(scene, Rect(0, self.HEADER, width, height - self.HEADER - 1))
+            self.draw_footer()
+
+    def draw_footer(self) -> None:
+        """Draw the keys that work now, or what there is to be told."""
+        if self._scene is None:
+            return
+        width = self.app.size.width
+        told = self.gpuwatch.told
+        if told is not None:
+            self._keys = []
+            self._footer.show([fit([(f" {told[0]}", told[1])], width)])
+            return
+        chosen = self.gpuwatch.key_names
+        pairs = self.keys(self._scene)
+        if not self.TYPED:
+            pairs = [*pairs, ("help", "help"), ("quit", "quit")]
+        if not self.VIEW and "close" in self.HERE:
+            pairs.insert(0, ("close", "back"))
+        self._keys = [(label_of(name, chosen), words, name) for name, words in pairs]
+        self._footer.show([footer_line(self._keys, width, self._number())])
+
+    def _number(self) -> int:
+        return VIEWS.index(self.VIEW) + 1 if self.VIEW else 0
+
+    def on_resize(self, event: Resize) -> None:
+        """Lay out anew for the new size."""
+        if self._scene is not None:
+            self.feed(self._scene)
+            if self._prompt is not None and self._prompt.display:
+                place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
+
+    async def on_line_pane_clicked(self, message: LinePane.Clicked) -> None:
+        """Do what a click on the footer names."""
+        if message.pane is not self._footer:
+            return
+        message.stop()
+        for start, end, action in footer_spans(self._keys, self.app.size.width, self._number()):
+            if start <= message.x < end:
+                call = ACTIONS[action].call
+                method = f"action_{call.split('(')[0]}"
+                for node in (self.focused, self, self.app):
+                    if node is not None and hasattr(node, method):
+                        await self.app.run_action(call, node)
+                        return
+
+    # --- filter and sort -----------------------------------------------------------------------
+
+    async def action_filter(self) -> None:
+        """Type words that filter the list."""
+        from gpuwatch.tui.widgets.prompt import PromptPane
+
+        if not self.LIST:
+            return
+        if self._prompt is None:
+            self._prompt = PromptPane("/", "a rank, 8-15, a node, a state, F1, !not", id="prompt")
+            await self.mount(self._prompt)
+        place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
+        self._prompt.open(self.gpuwatch.watcher.scene.filters.get(self.LIST, ""))
+        self._prompt.focus(scroll_visible=False)
+
+    def on_prompt_pane_changed(self, message: PromptPane.Changed) -> None:
+        """Filter while it is typed."""
+        self.gpuwatch.watcher.set_filter(self.LIST, message.text)
+        self.gpuwatch.refresh_scene(force=True)
+
+    def on_prompt_pane_closed(self, message: PromptPane.Closed) -> None:
+        """Keep the filter, or go back to all."""
+        if self._prompt is None:
+            return
+        place(self._prompt, None)
+        self.gpuwatch.watcher.set_filter(self.LIST, message.text if message.kept else "")
+        pane = self.list_pane()
+        if pane is not None:
+            pane.focus(scroll_visible=False)
+        self.gpuwatch.refresh_scene(force=True)
+
+    def action_sort(self) -> None:
+        """Sort the list by the next thing."""
+        if self.LIST:
+            sort = self.gpuwatch.watcher.next_sort(self.LIST)
+            self.gpuwatch.tell(f"sorted by {sort.replace('_', ' ')}")
+            self.gpuwatch.refresh_scene(force=True)
+
+    def action_back(self) -> None:
+        """Go back to the screen below; on a view take its filter away."""
+        if not self.VIEW:
+            self.dismiss(None)
+        elif self.LIST and self.gpuwatch.watcher.scene.filters.get(self.LIST):
+            self.gpuwatch.watcher.set_filter(self.LIST, "")
+            self.gpuwatch.refresh_scene(force=True)
+
+
+LIST_KEYS = bind("filter", "sort", "close")
+"""Bindings of a screen with a list that can be filtered and sorted."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from textual.binding import BindingType
+
+from gpuwatch.tui.binding import bind
 from gpuwatch.tui.render.findings import finding_detail
 from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
@@ -12,11 +15,19 @@ from gpuwatch.tui.screens.reading import ReadingScreen
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
 
-__all__ = ["FindingScreen"]
+__all__ = ["FINDING_ACTIONS", "FindingScreen"]
+
+FINDING_ACTIONS = ("copy", "copy-markdown", "snooze")
+"""What can be done with a finding wherever one is selected."""
 
 
 class FindingScreen(ReadingScreen):
     """The evidence of one finding, kept up to date for as long as it is found."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bind(
+        "close", "evidence", "previous", "next", *FINDING_ACTIONS
+    )
+    HERE = (*ReadingScreen.HERE, "evidence", "previous", "next", *FINDING_ACTIONS)
 
     def __init__(self, finding: Finding) -> None:
         super().__init__()
@@ -34,3 +45,40 @@ class FindingScreen(ReadingScreen):
                 self._finding = item
                 break
         return finding_detail(self._finding, scene, width)
+
+    def more_keys(self, scene: Scene) -> list[tuple[str, str]]:
+        """Return what can be done with it."""
+        keys = [("evidence", "on the time axis")]
+        if self._finding.hints:
+            keys.append(("copy", "copy hint"))
+        keys += [("copy-markdown", "copy all"), ("snooze", "snooze")]
+        if len(scene.findings) > 1:
+            keys.append(("next", "other finding"))
+        return keys
+
+    def action_step(self, step: int) -> None:
+        """Go to the next or previous finding."""
+        scene = self._scene
+        if scene is None or not scene.findings:
+            return
+        ids = [item.id for item in scene.findings]
+        place = ids.index(self._finding.id) if self._finding.id in ids else -step
+        self._finding = scene.findings[(place + step) % len(ids)]
+        self.to_top()
+        self.gpuwatch.refresh_scene(force=True)
+
+    def action_evidence(self) -> None:
+        """Show the first of its ranks at the time at which it opened."""
+        self.gpuwatch.show_evidence(self._finding)
+
+    def action_copy(self) -> None:
+        """Copy its first hint."""
+        self.gpuwatch.copy_hint(self._finding)
+
+    def action_copy_markdown(self) -> None:
+        """Copy it as Markdown."""
+        self.gpuwatch.copy_finding(self._finding)
+
+    def action_snooze(self) -> None:
+        """Put it aside, or take it back."""
+        self.gpuwatch.snooze(self._finding)

@@ -1,16 +1,45 @@
 """Keys, words and signs."""
 
+from collections.abc import Sequence
+
+from gpuwatch.tui.keymap import VIEWS, help_entries
 from gpuwatch.tui.render.keys import help_lines
 from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.reading import ReadingScreen
 
-__all__ = ["HelpScreen"]
+__all__ = ["EVERYWHERE", "HelpScreen"]
+
+EVERYWHERE = (
+    *(f"view-{i}" for i in range(1, len(VIEWS) + 1)),
+    "quit",
+    "help",
+    "palette",
+    "pause",
+    "back",
+    "forward",
+    "back-far",
+    "forward-far",
+    "zoom-in",
+    "zoom-out",
+    "metric",
+    "heat",
+    "events",
+    "runs",
+    "write",
+)
+"""Actions of the app itself, in the order of the page."""
 
 
 class HelpScreen(ReadingScreen):
     """Every key that works, and what the words on the screens mean."""
 
+    def __init__(self, here: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._here = tuple(here)
+
     def page(self, scene: Scene, width: int) -> list[Line]:
-        """Return the page of help."""
-        return help_lines(width)
+        """Return the page of help for the screen below."""
+        chosen = self.gpuwatch.key_names
+        everywhere = [name for name in EVERYWHERE if name not in self._here]
+        return help_lines(width, help_entries(self._here, chosen), help_entries(everywhere, chosen))

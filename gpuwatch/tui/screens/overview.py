@@ -1,55 +1,75 @@
 """The first screen: where a step goes, what was found, ranks, machine, and what happened."""
 
-from typing import ClassVar, cast
+from collections.abc import Mapping
+from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.events import DescendantBlur, DescendantFocus, Resize
+from textual.events import DescendantBlur, DescendantFocus
 from textual.widget import Widget
 
 from gpuwatch.store.views import NodeView, RunView
+from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Content, Plan, Rect, plan, side_width
-from gpuwatch.tui.render.header import header_line, verdict_line
-from gpuwatch.tui.render.heat import heat_height, heat_lines, heat_row
-from gpuwatch.tui.render.keys import Key, footer_line
+from gpuwatch.tui.metrics import Metric
+from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
 from gpuwatch.tui.render.sensors import host_row, node_heading, node_lines
-from gpuwatch.tui.render.states import idle_lines, too_small_line
+from gpuwatch.tui.render.states import idle_lines
 from gpuwatch.tui.render.steps import step_lines
 from gpuwatch.tui.render.text import Line, heading
 from gpuwatch.tui.render.timeline import event_lines, timeline_lines, timeline_row
 from gpuwatch.tui.scene import Scene, Summary
-from gpuwatch.tui.screens.base import FedScreen
+from gpuwatch.tui.screens.base import LIST_KEYS, FedScreen
 from gpuwatch.tui.widgets.findings import FindingsPane
+from gpuwatch.tui.widgets.heat import HeatPane
 from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
 from gpuwatch.tui.widgets.ranks import RanksPane
 
 __all__ = ["Overview"]
+
+_CURVES_FROM = 6
+"""Lines from which on the time pane shows several curves instead of the step alone."""
+
+_HeatKey = tuple[Summary | None, Rect | None, bool, str, int | None, tuple[int, ...]]
 
 
 class Overview(FedScreen):
     """Everything about one run at a glance."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "other_list", "Findings or ranks", show=False, id="focus-next"),
+        *LIST_KEYS,
+        *bind("focus-next", "stacks", "copy", "copy-markdown", "snooze"),
         Binding("shift+tab", "other_list", show=False),
     ]
-
-    AUTO_FOCUS = ""
+    VIEW = "overview"
+    LIST = "ranks"
+    HERE = (
+        "down",
+        "up",
+        "first",
+        "last",
+        "open",
+        "focus-next",
+        "filter",
+        "sort",
+        "copy",
+        "copy-markdown",
+        "snooze",
+        "stacks",
+        "previous",
+        "next",
+    )
 
     def __init__(self) -> None:
         super().__init__(id="overview")
-        self._header = LinePane(id="header")
         self._message = LinePane(id="message")
         self._steps = LinePane(id="steps")
         self._findings = FindingsPane(id="findings")
         self._ranks = RanksPane(id="ranks")
-        self._heat = LinePane(id="heat")
+        self._heat = HeatPane(id="heat")
         self._machine = LinePane(id="machine")
         self._timeline = LinePane(id="timeline")
         self._events = LinePane(id="events")
-        self._footer = LinePane(id="footer")
         self._panes: dict[str, Widget] = {
-            "header": self._header,
             "message": self._message,
             "steps": self._steps,
             "findings": self._findings,
@@ -58,47 +78,47 @@ class Overview(FedScreen):
             "machine": self._machine,
             "timeline": self._timeline,
             "events": self._events,
-            "footer": self._footer,
         }
         self._plan = Plan()
-        self._scene: Scene | None = None
         self._chosen = False
         self._here_key: tuple[str, str, tuple[int, ...]] = ("", "", ())
         self._here: tuple[int, ...] = ()
         self._heat_wish: tuple[tuple[str, int, int, int], int] = (("", 0, 0, 0), 0)
-        self._heat_drawn: tuple[Summary | None, Rect | None, bool] = (None, None, False)
+        self._heat_drawn: _HeatKey = (None, None, False, "", None, ())
         self._most: tuple[str, int] = ("", 0)
 
-    def compose(self) -> ComposeResult:
-        """Put all panes up once; the layout shows and hides them."""
-        yield from self._panes.values()
+    def bodies(self) -> Mapping[str, Widget]:
+        """All panes; the layout shows and hides them."""
+        return self._panes
 
-    def feed(self, scene: Scene) -> None:
-        """Draw that scene."""
-        self._scene = scene
-        size = self.size
-        if not size:
-            return
-        with self.app.batch_update():
-            self._lay_out(plan(size.width, size.height, self._content(scene)))
-            self._draw(scene)
+    def list_pane(self) -> Widget | None:
+        """Findings or ranks, whichever the person was in last."""
+        if self._scene is None:
+            return None
+        target: Widget = self._findings if self._scene.findings else self._ranks
+        if self._chosen and self._last is not None:
+            target = self._last
+        return target if target.display else None
+
+    _last: Widget | None = None
+
+    def draw(self, scene: Scene, room: Rect) -> None:
+        """Lay out and draw; the layout counts header and footer in."""
+        width, height = self.app.size
+        self._lay_out(plan(width, height, self._content(scene)))
+        self._draw(scene)
         self._settle_focus(scene)
 
     def _settle_focus(self, scene: Scene) -> None:
         """Focus findings if there are any, else ranks, until the person chose."""
-        if self._chosen:
+        if self._chosen or (self._prompt is not None and self._prompt.has_focus):
             return
         target: Widget = self._findings if scene.findings else self._ranks
         if not target.has_focus and target.display:
             target.focus(scroll_visible=False)
 
-    def on_resize(self, event: Resize) -> None:
-        """Lay out anew for the new size."""
-        if self._scene is not None:
-            self.feed(self._scene)
-
     def _content(self, scene: Scene) -> Content:
-        width = self.size.width
+        width = self.app.size.width
         node = self._node(scene)
         run = scene.run
         gpus = max(1, len(node.gpus)) if node is not None else 0
@@ -118,8 +138,16 @@ class Overview(FedScreen):
             ranks=len(run.ranks),
             findings=most,
             heat=1 + min(12, self._heat_height(run, side_width(width))),
-            machine=min(9, here) + max(1, gpus),
+            machine=min(9, here) + max(1, gpus) + self._disks(node),
         )
+
+    @staticmethod
+    def _disks(node: NodeView | None) -> int:
+        """Return the lines for pressure and disks that would be of use."""
+        if node is None or node.host is None:
+            return 0
+        pressed = any(name.startswith("psi_") for name in node.host.readings)
+        return pressed + min(2, len(node.host.io))
 
     def _node(self, scene: Scene) -> NodeView | None:
         rank = scene.rank
@@ -156,12 +184,7 @@ class Overview(FedScreen):
 
     def _draw(self, scene: Scene) -> None:
         rects, compact = self._plan.rects, self._plan.compact
-        size = self.size
-        if "header" not in rects:
-            self._message.show([too_small_line(size.width, size.height)])
-            return
-        width = size.width
-        self._header.show([header_line(scene, width), verdict_line(scene, width)])
+        width = self.app.size.width
         if "message" in rects:
             self._message.show(idle_lines(scene, width))
         if "steps" in rects:
@@ -178,24 +201,54 @@ class Overview(FedScreen):
             if compact:
                 self._timeline.show([timeline_row(scene.rank, rect.width)])
             else:
-                self._timeline.show(timeline_lines(scene.rank, scene, rect.width, rect.height))
+                self._timeline.show(self._time_lines(scene, rect))
         if (rect := rects.get("events")) is not None:
             self._events.show(event_lines(scene, rect.width, rect.height, compact=compact))
-        self._footer.show([footer_line(self._keys(scene), width)])
+
+    def _time_lines(self, scene: Scene, rect: Rect) -> list[Line]:
+        """Return the step over time; where there is room, what the device did beside it."""
+        rank = scene.rank
+        if rank is None or rect.height < _CURVES_FROM:
+            return timeline_lines(rank, scene, rect.width, rect.height)
+        from gpuwatch.tui.render.charts import rank_series, time_charts
+
+        title = heading("Time", rect.width, note=f"rank {rank.rank}", right="+ - zoom")
+        charts = time_charts(scene, rank_series(scene, rank), rect.width, rect.height - 1)
+        return [title, *charts]
 
     def _draw_heat(self, scene: Scene, rect: Rect, compact: bool) -> None:
         run, summary = scene.run, scene.summary
-        drawn, *where = self._heat_drawn
+        selected = None if scene.rank is None else scene.rank.rank
+        shown = scene.order if scene.filters.get("ranks") else ()
+        key = (summary, rect, compact, scene.metric_name, selected, shown)
         # The summary of a large run is older than its rows; while it is the same, so is this.
-        if run is None or summary is None or (drawn is summary and where == [rect, compact]):
+        if run is None or summary is None or self._same_heat(key):
             return
-        self._heat_drawn = (summary, rect, compact)
+        self._heat_drawn = key
+        metric: Metric = scene.metric
         if compact:
-            self._heat.show([heat_row(run, summary, rect.width)])
+            row = heat_row(run, rect.width, metric=metric, gpus=scene.gpus)
+            self._heat.draw_map([row], None, scene, 0)
             return
-        lines: list[Line] = [heading("Own time by rank", rect.width)]
-        lines += heat_lines(run, summary, rect.width, rect.height - 1)
-        self._heat.show(lines)
+        lines: list[Line] = [
+            heading("Heat map", rect.width, note=f"{metric.label} by rank", right="m metric  h")
+        ]
+        grid = heat_grid(run, rect.width, max(1, rect.height - 2))
+        lines += heat_lines(
+            run,
+            rect.width,
+            rect.height - 1,
+            metric=metric,
+            gpus=scene.gpus,
+            selected=selected,
+            passing=frozenset(shown) if scene.filters.get("ranks") else None,
+            grid=grid,
+        )
+        self._heat.draw_map(lines, grid, scene, 1)
+
+    def _same_heat(self, key: _HeatKey) -> bool:
+        old = self._heat_drawn
+        return old[0] is key[0] and old[1:] == key[1:]
 
     def _machine_lines(self, scene: Scene, rect: Rect, compact: bool) -> list[Line]:
         node = self._node(scene)
@@ -209,17 +262,26 @@ class Overview(FedScreen):
             lines = [node_heading(node, number, scene.since_s, rect.width, simulated)]
         return [*lines, *node_lines(node, ranks, rect.width, compact=compact)][: rect.height]
 
-    def _keys(self, scene: Scene) -> list[Key]:
-        keys: list[Key] = []
-        if scene.run is not None:
-            keys.append(("j/k", "move"))
-            if self._findings.has_focus and scene.findings:
-                keys.append(("enter", "evidence"))
-            keys.append(("tab", "ranks" if self._findings.has_focus else "findings"))
-            keys.append(("space", "resume" if scene.paused else "pause"))
+    def keys(self, scene: Scene) -> list[tuple[str, str]]:
+        """Return the keys that work on the list that has the focus."""
+        if scene.run is None:
+            return [("runs", "runs")] if scene.view.runs else []
+        keys = [("pause", "resume"), ("back", "time")] if scene.paused else []
+        keys.append(("down", "move"))
+        found = self._findings.has_focus
+        if found and scene.findings:
+            keys += [("open", "evidence"), ("copy", "copy hint")]
+        elif self._ranks.has_focus:
+            keys.append(("open", "rank"))
+        keys.append(("focus-next", "ranks" if found else "findings"))
+        if not scene.paused:
+            keys.append(("pause", "pause"))
         if len(scene.view.runs) > 1:
-            keys.append(("[ ]", "run"))
-        return [*keys, ("?", "help"), ("q", "quit")]
+            keys.append(("runs", "runs"))
+        keys.append(("filter", "filter"))
+        if len(scene.run.ranks) > 1:
+            keys.append(("metric", "metric"))
+        return [*keys, ("events", "events"), ("write", "write"), ("palette", "commands")]
 
     def action_other_list(self) -> None:
         """Move the focus between findings and ranks."""
@@ -228,31 +290,53 @@ class Overview(FedScreen):
         if target.display:
             target.focus()
 
-    def on_descendant_focus(self, _: DescendantFocus) -> None:
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
         """Name the keys that work now."""
-        self._draw_footer()
+        if event.widget in (self._findings, self._ranks):
+            self._last = event.widget
+        self.draw_footer()
 
     def on_descendant_blur(self, _: DescendantBlur) -> None:
         """Name the keys that work now."""
-        self._draw_footer()
+        self.draw_footer()
 
-    def _draw_footer(self) -> None:
-        if self._scene is not None and "footer" in self._plan.rects:
-            self._footer.show([footer_line(self._keys(self._scene), self.size.width)])
+    def on_heat_pane_chosen(self, message: HeatPane.Chosen) -> None:
+        """Select the rank under the mouse."""
+        self.gpuwatch.select_rank(message.rank)
 
     def on_list_pane_moved(self, message: ListPane.Moved) -> None:
         """Follow the selected rank with bars, machine and timeline."""
-        from gpuwatch.tui.app import GpuwatchApp
-
         self._chosen = True
         if message.pane is self._ranks:
             rank = self._ranks.rank_at(message.item)
             if rank is not None:
-                cast("GpuwatchApp", self.app).select_rank(rank.rank)
+                self.gpuwatch.select_rank(rank.rank)
 
     def on_list_pane_opened(self, message: ListPane.Opened) -> None:
-        """Open the evidence of a finding."""
-        from gpuwatch.tui.screens.finding import FindingScreen
+        """Open the evidence of a finding, or a rank."""
+        if message.pane is self._findings:
+            if self._findings.finding is not None:
+                self.gpuwatch.open_finding(self._findings.finding)
+            return
+        rank = self._ranks.rank_at(message.item)
+        if rank is not None:
+            self.gpuwatch.open_rank(rank.rank)
 
-        if message.pane is self._findings and self._findings.finding is not None:
-            self.app.push_screen(FindingScreen(self._findings.finding))
+    def action_stacks(self) -> None:
+        """Ask the selected rank where its threads stand."""
+        self.gpuwatch.show_stacks()
+
+    def action_copy(self) -> None:
+        """Copy the selected finding's first hint."""
+        if self._findings.finding is not None:
+            self.gpuwatch.copy_hint(self._findings.finding)
+
+    def action_copy_markdown(self) -> None:
+        """Copy the selected finding as Markdown."""
+        if self._findings.finding is not None:
+            self.gpuwatch.copy_finding(self._findings.finding)
+
+    def action_snooze(self) -> None:
+        """Put the selected finding aside, or take it back."""
+        if self._findings.finding is not None:
+            self.gpuwatch.snooze(self._findings.finding)

@@ -1,25 +1,27 @@
 """A page to read: lines that scroll under a header, a footer with keys, esc goes back."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.events import Resize
+from textual.binding import BindingType
+from textual.widget import Widget
 
+from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
-from gpuwatch.tui.render.header import header_line
-from gpuwatch.tui.render.keys import Key, footer_line
-from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
 from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.base import FedScreen
-from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
+from gpuwatch.tui.widgets.pane import ListPane, place
 
 __all__ = ["PagePane", "ReadingScreen"]
 
 
-class PagePane(ListPane):
-    """Text that scrolls; nothing in it is selected."""
+class PagePane(ListPane, inherit_bindings=False):
+    """Text that scrolls; nothing in it is selected, so enter is left to the screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bind(
+        "down", "up", "page-down", "page-up", "first", "last"
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -48,61 +50,45 @@ class PagePane(ListPane):
 
 
 class ReadingScreen(FedScreen):
-    """Base of the pages that open over the overview. Subclasses give `page`."""
+    """Base of the pages that open over a view. Subclasses give `page`."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,backspace", "leave", "Back", show=False, id="back"),
-    ]
-
+    BINDINGS: ClassVar[list[BindingType]] = bind("close")
     AUTO_FOCUS = "#page"
+    HEADER = 1
+    HERE: ClassVar[tuple[str, ...]] = ("close", "down", "up", "page-down", "page-up")
 
     def __init__(self) -> None:
         super().__init__()
-        self._header = LinePane(id="header")
         self._page = PagePane(id="page")
-        self._footer = LinePane(id="footer")
-        self._scene: Scene | None = None
 
-    def compose(self) -> ComposeResult:
-        """Header, page, footer."""
-        yield self._header
-        yield self._page
-        yield self._footer
+    def bodies(self) -> Mapping[str, Widget]:
+        """The page alone."""
+        return {"page": self._page}
+
+    def list_pane(self) -> Widget | None:
+        """The page has the focus."""
+        return self._page
 
     def page(self, scene: Scene, width: int) -> list[Line]:
         """Return the lines of the page."""
         raise NotImplementedError
 
-    def keys(self) -> list[Key]:
+    def more_keys(self, scene: Scene) -> list[tuple[str, str]]:
+        """Return (action, words) of what this page can do beside scrolling."""
+        return []
+
+    def keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return the keys that work here."""
-        keys: list[Key] = [("esc", "back")]
+        keys = self.more_keys(scene)
         if self._page.virtual_size.height > self._page.size.height:
-            keys.append(("j/k", "scroll"))
-        return [*keys, ("q", "quit")]
+            keys.insert(0, ("down", "scroll"))
+        return keys
 
-    def feed(self, scene: Scene) -> None:
-        """Draw that scene."""
-        self._scene = scene
-        width, height = self.size
-        if not width or not height:
-            return
-        with self.app.batch_update():
-            place(self._header, Rect(0, 0, width, 1))
-            small = width < LEAST_WIDTH or height < LEAST_HEIGHT
-            place(self._page, None if small else Rect(0, 2, width, height - 3))
-            place(self._footer, None if small else Rect(0, height - 1, width, 1))
-            if small:
-                self._header.show([too_small_line(width, height)])
-                return
-            self._header.show([header_line(scene, width)])
-            self._page.feed(self.page(scene, width))
-            self._footer.show([footer_line(self.keys(), width)])
+    def draw(self, scene: Scene, room: Rect) -> None:
+        """Draw the page under a line that is left free."""
+        place(self._page, Rect(room.x, room.y + 1, room.width, room.height - 1))
+        self._page.feed(self.page(scene, room.width))
 
-    def on_resize(self, event: Resize) -> None:
-        """Lay out anew for the new size."""
-        if self._scene is not None:
-            self.feed(self._scene)
-
-    def action_leave(self) -> None:
-        """Go back to the screen below."""
-        self.dismiss(None)
+    def to_top(self) -> None:
+        """Start at the top again: the page shows something else."""
+        self._page.scroll_to(y=0, animate=False)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuwatch.tui.render.findings import abstained_row, finding_rows, quiet_rows
+from gpuwatch.tui.render.findings import (
+    abstained_row,
+    abstained_rows,
+    finding_rows,
+    quiet_rows,
+)
 from gpuwatch.tui.render.text import Line, heading
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.widgets.pane import ListPane
@@ -16,10 +21,14 @@ __all__ = ["FindingsPane"]
 
 
 class FindingsPane(ListPane):
-    """Findings with their first hint. The selection follows the finding, not the row."""
+    """Findings with their first hint. The selection follows the finding, not the row.
 
-    def __init__(self, *, id: str | None = None) -> None:
+    `full`: what could not be judged is listed with what it would need, each on a row.
+    """
+
+    def __init__(self, *, id: str | None = None, full: bool = False) -> None:
         super().__init__(id=id)
+        self._full = full
         self._scene: Scene | None = None
         self._cells = (0, 0)
         self._key: str | None = None
@@ -62,24 +71,33 @@ class FindingsPane(ListPane):
                 step_ms=step_ms,
                 selected=i == selected,
                 focused=self.has_focus,
+                aside=item.id in scene.snoozed,
             )
             rows += part
             items += [i] * len(part)
         tail = quiet_rows(scene, width)
-        if scene.abstained:
+        if scene.abstained and self._full:
+            tail += abstained_rows(scene.abstained, width)
+        elif scene.abstained:
             tail.append(abstained_row(scene.abstained, width))
         rows += tail
         items += [-1] * len(tail)
         found = len(scene.open_findings)
-        resolved = len(scene.findings) - found
-        note = f"{found} open" if found else ""
-        if resolved:
-            note = f"{note}  {resolved} resolved".strip()
+        aside = sum(item.state == "open" and item.id in scene.snoozed for item in scene.findings)
+        resolved = len(scene.findings) - found - aside
+        words = scene.filters.get("findings", "")
+        counts = (
+            f"{found} open" if found else "",
+            f"{aside} aside" if aside else "",
+            f"{resolved} resolved" if resolved else "",
+            f"filter ‹{words}›" if words else "",
+        )
+        sort = scene.sorts.get("findings", "cost")
         title = heading(
             "Findings",
             width,
-            note=note,
-            right="by cost" if len(scene.findings) > 1 else "",
+            note="  ".join(text for text in counts if text),
+            right=f"by {sort}" if len(scene.findings) > 1 else "",
             focused=self.has_focus,
         )
         self.show([title], rows.__getitem__, items, len(scene.findings), selected)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.events import Click
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -12,13 +12,26 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
+from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
+from gpuwatch.tui.render.glyphs import to_ascii
 from gpuwatch.tui.render.text import Line, width_of
 from gpuwatch.tui.theme import SELECTED_STYLES, STYLES
 
-__all__ = ["LinePane", "ListPane", "place", "to_strip"]
+__all__ = ["LinePane", "ListPane", "ascii_only", "place", "set_ascii", "to_strip"]
 
-_PLAIN = STYLES["text"]
+_ascii = False
+
+
+def set_ascii(wanted: bool) -> None:
+    """Draw with ASCII alone from now on, or with all glyphs; one terminal a process."""
+    global _ascii
+    _ascii = wanted
+
+
+def ascii_only() -> bool:
+    """Tell whether only ASCII is drawn."""
+    return _ascii
 
 
 def to_strip(line: Line, width: int, *, selected: bool = False) -> Strip:
@@ -26,7 +39,10 @@ def to_strip(line: Line, width: int, *, selected: bool = False) -> Strip:
     styles = SELECTED_STYLES if selected else STYLES
     if not all(text.isprintable() for text, _ in line):
         line = [(_printable(text), name) for text, name in line]
-    segments = [Segment(text, styles.get(name, _PLAIN)) for text, name in line]
+    if _ascii:
+        line = [(to_ascii(text), name) for text, name in line]
+    plain = styles["text"]
+    segments = [Segment(text, styles.get(name, plain)) for text, name in line]
     return Strip(segments, width_of(line)).adjust_cell_length(width, styles["text"])
 
 
@@ -70,6 +86,15 @@ class LinePane(Widget):
 
     DEFAULT_CSS = "LinePane { position: absolute; }"
 
+    class Clicked(Message):
+        """A cell was clicked, counted from the pane's corner."""
+
+        def __init__(self, pane: "LinePane", x: int, y: int) -> None:
+            super().__init__()
+            self.pane = pane
+            self.x = x
+            self.y = y
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: list[Line] = []
@@ -93,8 +118,12 @@ class LinePane(Widget):
         line = self._lines[y] if y < len(self._lines) else []
         return to_strip(line, self.size.width)
 
+    def on_click(self, event: Click) -> None:
+        """Say which cell it was."""
+        self.post_message(self.Clicked(self, event.x, event.y))
 
-class ListPane(ScrollView, can_focus=True):
+
+class ListPane(ScrollView, can_focus=True, inherit_bindings=False):
     """Rows that can be selected, under `fixed` lines that do not scroll.
 
     Several rows may belong to one item. Only visible rows are ever asked for.
@@ -104,15 +133,9 @@ class ListPane(ScrollView, can_focus=True):
     ListPane { position: absolute; scrollbar-size: 0 0; overflow-x: hidden; }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j,down", "move(1)", "Down", show=False),
-        Binding("k,up", "move(-1)", "Up", show=False),
-        Binding("pagedown,ctrl+d", "page(1)", "Page down", show=False),
-        Binding("pageup,ctrl+u", "page(-1)", "Page up", show=False),
-        Binding("g,home", "jump(0)", "First", show=False),
-        Binding("G,end", "jump(-1)", "Last", show=False),
-        Binding("enter", "open", "Open", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bind(
+        "down", "up", "page-down", "page-up", "first", "last", "open"
+    )
 
     class Moved(Message):
         """The selection went to another item."""
@@ -273,7 +296,9 @@ class ListPane(ScrollView, can_focus=True):
             self.post_message(self.Opened(self, self._selected))
 
     def on_click(self, event: Click) -> None:
-        """Select what was clicked."""
+        """Select what was clicked; a second click opens it."""
         row = self.scroll_offset.y + event.y - len(self._fixed)
         if event.y >= len(self._fixed) and 0 <= row < self._count and self._items[row] >= 0:
             self.select(self._items[row])
+            if event.chain >= 2:
+                self.post_message(self.Opened(self, self._items[row]))

@@ -2,7 +2,7 @@
 
 from gpuwatch.store.views import RankView
 from gpuwatch.tui.render.ranks import columns_for, header_row, rank_flags, rank_row
-from gpuwatch.tui.render.text import Line, heading
+from gpuwatch.tui.render.text import Line, fit, heading
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.widgets.pane import ListPane
 
@@ -43,7 +43,7 @@ class RanksPane(ListPane):
             return
         run = scene.run
         width, height = self._cells
-        columns = columns_for(width, len(run.nodes) > 1)
+        columns = columns_for(width, len(run.nodes) > 1, bool(scene.gpus))
         flags = rank_flags(scene.findings, run.world_size)
         scale = scene.summary.scale_ms if scene.summary is not None else None
         focused = self.has_focus
@@ -58,16 +58,31 @@ class RanksPane(ListPane):
                 selected=index == selected,
                 focused=focused,
                 since_s=scene.since_s,
+                gpu=scene.gpu(rank),
             )
 
         room = max(1, height - 2)
-        number = len(run.ranks)
+        number = len(scene.order)
         first = min(self.first_row, max(0, number - room))
         where = f"{number:,}"
         if number > room:
             where = f"{first + 1:,}-{min(number, first + room):,} of {number:,}"
-        if number < run.world_size:
+        words = scene.filters.get("ranks", "")
+        if words:
+            where += f" of {len(run.ranks):,} pass"
+        elif number < run.world_size:
             where += f" heard, {run.world_size:,} expected"
-        note = "slowest own time first" if number > 1 else ""
-        title = heading("Ranks", width, note=note, right=where, focused=focused)
-        self.show([title, header_row(columns)], row, range(number), number, selected)
+        title = heading("Ranks", width, note=self._note(scene), right=where, focused=focused)
+        fixed = [title, header_row(columns)]
+        if not number and words:
+            fixed.append(fit([(f"   no rank passes ‹{words}›; esc shows all", "dim")], width))
+        self.show(fixed, row, range(number), number, selected)
+
+    @staticmethod
+    def _note(scene: Scene) -> str:
+        if scene.run is None or len(scene.run.ranks) < 2:
+            return ""
+        sort = scene.sorts.get("ranks", "own")
+        note = "slowest own time first" if sort == "own" else f"by {sort.replace('_', ' ')}"
+        words = scene.filters.get("ranks", "")
+        return f"{note}  filter ‹{words}›" if words else note

@@ -1,0 +1,109 @@
+"""Every key as data: what it does, where it works. Bindings, footer and help are made from it.
+
+`ACTIONS` is what a person's configuration may rebind, by these names.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["ACTIONS", "VIEWS", "Action", "KeyNames", "label_of", "pretty"]
+
+VIEWS = ("overview", "ranks", "gpus", "findings", "compare")
+"""The views in the order of their digits."""
+
+VIEW_TITLES = ("Overview", "Ranks", "GPUs", "Findings", "Compare")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a key does. `keys` are Textual's names, `call` the method, `words` for help."""
+
+    keys: str
+    call: str
+    words: str
+    label: str = ""
+
+
+ACTIONS: Mapping[str, Action] = {
+    **{
+        f"view-{i}": Action(str(i), f"view({i})", f"view {title}")
+        for i, title in enumerate(VIEW_TITLES, 1)
+    },
+    "down": Action("j,down", "move(1)", "move down", "j/k"),
+    "up": Action("k,up", "move(-1)", "move up", "k"),
+    "page-down": Action("pagedown,ctrl+d", "page(1)", "a page down", "pgdn"),
+    "page-up": Action("pageup,ctrl+u", "page(-1)", "a page up", "pgup"),
+    "first": Action("g,home", "jump(0)", "first", "g"),
+    "last": Action("G,end", "jump(-1)", "last", "G"),
+    "open": Action("enter", "open", "open what is selected", "enter"),
+    "close": Action("escape,backspace", "back", "back", "esc"),
+    "focus-next": Action("tab", "other_list", "the other list", "tab"),
+    "filter": Action("slash", "filter", "filter: a rank, 8-15, a node, a state, F1, !not", "/"),
+    "sort": Action("s", "sort", "sort by the next thing"),
+    "metric": Action("m", "metric", "next metric of the heat map"),
+    "heat": Action("h", "heat", "heat map of all ranks on the whole screen"),
+    "events": Action("e", "events", "the whole event log"),
+    "pause": Action("space", "pause", "pause and resume the picture; the training is not touched"),
+    "back": Action("left", "travel(-1)", "back in time, ten minutes at most", "← →"),
+    "forward": Action("right", "travel(1)", "forward in time", "right"),
+    "back-far": Action("shift+left,comma", "travel(-10)", "back by ten times as much", ","),
+    "forward-far": Action(
+        "shift+right,full_stop", "travel(10)", "forward by ten times as much", "."
+    ),
+    "zoom-in": Action("plus,equals_sign", "zoom(-1)", "curves of less time", "+"),
+    "zoom-out": Action("minus", "zoom(1)", "curves of more time", "+ -"),
+    "previous": Action("left_square_bracket,N", "step(-1)", "the previous one", "["),
+    "next": Action("right_square_bracket,n", "step(1)", "the next one", "[ ]"),
+    "evidence": Action("enter", "evidence", "to its evidence on the time axis", "enter"),
+    "copy": Action("c", "copy", "copy its first hint to the clipboard"),
+    "copy-markdown": Action("y", "copy_markdown", "copy it as Markdown"),
+    "snooze": Action("x", "snooze", "aside for ten minutes, unless it gets worse; again: back"),
+    "stacks": Action("t", "stacks", "where every thread of the rank stands now"),
+    "runs": Action("o", "runs", "list of the runs, to go to another"),
+    "write": Action("w", "write", "write picture (SVG) and findings (Markdown) to files"),
+    "palette": Action("colon,ctrl+p", "palette", "every command by its name", ":"),
+    "help": Action("question_mark", "help", "this page", "?"),
+    "quit": Action("q", "leave", "quit; the training goes on"),
+}
+
+_PRETTY = {
+    "slash": "/",
+    "question_mark": "?",
+    "colon": ":",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "plus": "+",
+    "minus": "-",
+    "equals_sign": "=",
+    "comma": ",",
+    "full_stop": ".",
+    "escape": "esc",
+    "pageup": "pgup",
+    "pagedown": "pgdn",
+}
+
+KeyNames = Mapping[str, str]
+"""Keys that the person chose, by action: Textual's names, separated by commas."""
+
+
+def pretty(keys: str) -> str:
+    """Return keys as they are shown, `slash` as `/`, several separated by a space."""
+    return " ".join([_PRETTY.get(key.strip(), key.strip()) for key in keys.split(",")])
+
+
+def label_of(action: str, chosen: KeyNames) -> str:
+    """Return the key of an action as a footer shows it."""
+    if action in chosen:
+        return pretty(chosen[action]).split(" ")[0]
+    item = ACTIONS[action]
+    return item.label or pretty(item.keys).split(" ")[0]
+
+
+def keys_of(action: str, chosen: KeyNames) -> str:
+    """Return all keys of an action as help shows them."""
+    return pretty(chosen.get(action, ACTIONS[action].keys))
+
+
+def help_entries(actions: Iterable[str], chosen: KeyNames) -> list[tuple[str, str]]:
+    """Return (keys, words) of each action."""
+    return [(keys_of(name, chosen), ACTIONS[name].words) for name in actions]

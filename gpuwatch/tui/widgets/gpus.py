@@ -1,0 +1,80 @@
+"""The table of devices."""
+
+from gpuwatch.schema import GpuSample
+from gpuwatch.store.views import RankView
+from gpuwatch.tui.render.gpus import gpu_columns, gpu_header, gpu_label, gpu_row
+from gpuwatch.tui.render.text import Line, fit, heading
+from gpuwatch.tui.scene import GPU_SORTS, Scene, gpu_rows
+from gpuwatch.tui.widgets.pane import ListPane
+
+__all__ = ["GpusPane"]
+
+
+class GpusPane(ListPane):
+    """Devices of the run's nodes. The selection follows the device, not the row."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._scene: Scene | None = None
+        self._rows: list[tuple[str, GpuSample, RankView | None]] = []
+        self._cells = (0, 0)
+
+    def at(self, item: int) -> tuple[str, GpuSample, RankView | None] | None:
+        """Return node, device and rank in that row."""
+        return self._rows[item] if 0 <= item < len(self._rows) else None
+
+    def feed(self, scene: Scene, width: int, height: int) -> None:
+        """Draw the devices of a scene in a pane of that size."""
+        self._scene = scene
+        self._cells = (width, height)
+        self._rows = gpu_rows(scene)
+        selected = next(
+            (i for i, (_, gpu, _) in enumerate(self._rows) if gpu.uuid == scene.selected_gpu), 0
+        )
+        self.draw(selected)
+
+    def draw(self, selected: int) -> None:
+        """Make the lines with that row selected."""
+        scene = self._scene
+        if scene is None:
+            return
+        width, height = self._cells
+        several = len(scene.nodes) > 1
+        labels = [gpu_label(node, gpu, several) for node, gpu, _ in self._rows]
+        columns = gpu_columns(width, labels)
+        focused = self.has_focus
+        rows = self._rows
+
+        def row(index: int) -> Line:
+            _, gpu, rank = rows[index]
+            return gpu_row(
+                labels[index],
+                gpu,
+                rank,
+                columns,
+                selected=index == selected,
+                focused=focused,
+            )
+
+        number = len(rows)
+        room = max(1, height - 2)
+        first = min(self.first_row, max(0, number - room))
+        where = f"{number:,}"
+        if number > room:
+            where = f"{first + 1:,}-{min(number, first + room):,} of {number:,}"
+        words = scene.filters.get("gpus", "")
+        sort = scene.sorts.get("gpus", GPU_SORTS[0])
+        note = f"by {sort.replace('_', ' ')}" if sort != GPU_SORTS[0] else ""
+        if words:
+            note = f"{note}  filter ‹{words}›".strip()
+        title = heading("GPUs", width, note=note, right=where, focused=focused)
+        fixed = [title, gpu_header(columns)]
+        if not rows:
+            why = "no device passes the filter" if words else ""
+            why = why or next(
+                (node.gpus_reason for node in scene.nodes if node.gpus_reason), "not reported yet"
+            )
+            text = why if words else f"no GPUs: {why}"
+            self.show([title, fit([(f" {text}", "dim")], width)], row, (), 0, 0)
+            return
+        self.show(fixed, row, range(number), number, selected)
