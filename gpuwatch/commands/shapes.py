@@ -255,6 +255,8 @@ def finding_document(finding: Finding) -> dict[str, Any]:
         "share": _round(finding.share, 4),
         "confidence": finding.confidence,
         "summary": finding.summary,
+        "opened_step": finding.opened_step,
+        "resolved_step": finding.resolved_step,
         "evidence": [
             {
                 "metric": e.metric,

@@ -69,7 +69,8 @@ class Aligned:
 
     @cached_property
     def _phases(self) -> list[list[PhasesNs]]:
-        return [[deciding(r) for r in row] for row in self.records]
+        # A step without device times is by far the usual one where time matters here.
+        return [[r.host if r.device is None else deciding(r) for r in row] for row in self.records]
 
     def phase_ms(self, name: str) -> list[list[float]]:
         """Return one phase, [rank][step]."""
@@ -79,7 +80,10 @@ class Aligned:
     @cached_property
     def step_ms(self) -> list[list[float]]:
         """Step, [rank][step]."""
-        return [[deciding_step_ns(r) / 1e6 for r in row] for row in self.records]
+        return [
+            [(r.step_ns if r.device is None else deciding_step_ns(r)) / 1e6 for r in row]
+            for row in self.records
+        ]
 
     @cached_property
     def comm_ms(self) -> list[list[float]]:
@@ -117,7 +121,7 @@ class Aligned:
         """Mean step over all ranks and steps."""
         return mean_ms([value for row in self.step_ms for value in row])
 
-    @property
+    @cached_property
     def comm_known(self) -> bool:
         """Whether every rank measured exposed communication in each of the steps."""
         return all(phases.comm is not None for row in self._phases for phases in row)

@@ -56,7 +56,8 @@ def _hang(picture: RunPicture) -> Outcome:
     age_s = min(_since_s(r) for r in there)
     usual_s = statistics.median([r.step_ms for r in there if r.step_ms is not None] or [0.0]) / 1e3
     numbers = tuple(sorted(r.rank for r in culprits))
-    waiting = [r for r in there if r not in culprits]
+    named = set(numbers)
+    waiting = [r for r in there if r.rank not in named]
     return Finding(
         kind="hang",
         severity="critical",
@@ -86,7 +87,7 @@ def _hang(picture: RunPicture) -> Outcome:
                     + (f" ({r.state_reason})" if r.state_reason else ""),
                     "state of the rank",
                 )
-                for r in sorted(there, key=lambda r: (r not in culprits, r.rank))[:8]
+                for r in sorted(there, key=lambda r: (r.rank not in named, r.rank))[:8]
             ),
         ),
         ruled_out=(

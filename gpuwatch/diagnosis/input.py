@@ -304,7 +304,10 @@ def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
     starved += [
         m
         for m in models
-        if m not in starved and m.workers and (m.busy or 0.0) >= SATURATED and m.wait_ms >= FLOOR_MS
+        if m.workers
+        and (m.busy or 0.0) >= SATURATED
+        and m.wait_ms >= FLOOR_MS
+        and not waits_for_batches(m, step_ms)
     ]
     without_wait = [
         max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer

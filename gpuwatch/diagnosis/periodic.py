@@ -452,12 +452,14 @@ def stall_log_sync(picture: RunPicture) -> Outcome:
     return picture.once("stall_log_sync", lambda: _log_sync(picture))
 
 
-def _other_ms(aligned: Aligned, row: int) -> list[float]:
-    """Return `other` without pauses of the garbage collector, [step]."""
-    gc = [(r.gc_ns or 0) / 1e6 for r in aligned.records[row]]
+def _other_ms(aligned: Aligned) -> list[list[float]]:
+    """Return `other` without pauses of the garbage collector, [rank][step]."""
     return [
-        max(0.0, other - pause)
-        for other, pause in zip(aligned.phase_ms("other")[row], gc, strict=True)
+        [
+            other if not step.gc_ns else max(0.0, other - step.gc_ns / 1e6)
+            for other, step in zip(row, steps, strict=True)
+        ]
+        for row, steps in zip(aligned.phase_ms("other"), aligned.records, strict=True)
     ]
 
 
@@ -470,7 +472,7 @@ def _log_sync(picture: RunPicture) -> Outcome:
     if missing is not None:
         return missing
     step_ms = aligned.mean_step_ms
-    others = [_other_ms(aligned, row) for row in range(len(aligned.ranks))]
+    others = _other_ms(aligned)
     floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
     guilty = [row for row, values in enumerate(others) if mean_ms(values) >= floor_ms]
     if 2 * len(guilty) <= len(others):

@@ -25,7 +25,7 @@ from gpuwatch.schema import (
 )
 from gpuwatch.store.batches import WorkerTotals
 from gpuwatch.store.history import History, Means
-from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
+from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
 
 __all__ = ["SILENT_S", "Store"]
@@ -324,11 +324,13 @@ class _Node:
         self.by_pid: dict[int, ProcessSample] = {}
         self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
         self.means = Means()
+        self.uuids: dict[str, str] = {}
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
         self.sensors = frame
         self.sensors_heard_s = received_s
         self.means.add(frame, received_s)
+        self.uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
         self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
         workers: dict[int, list[ProcessSample]] = {}
         for process in frame.processes:
@@ -576,6 +578,11 @@ class Store:
         if node is not None and pid is not None:
             process = node.by_pid.get(pid)
             workers = node.by_rank_pid.get(pid)
+        if node is not None and rank.hello is not None and rank.hello.device_uuid:
+            named = node.uuids.get(bare_uuid(rank.hello.device_uuid))
+            if named is not None and named != rank.hello.device_uuid:
+                # The sensors' own name for the device: what the screens join by.
+                rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
         means = node.means if node is not None else _NO_MEANS
         view = rank.view(now_s, node_live, process, workers or (), means)
         self._note_change(view)

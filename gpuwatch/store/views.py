@@ -20,7 +20,7 @@ from gpuwatch.schema import (
 )
 from gpuwatch.store.history import Past, ProcessMeans
 
-__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View", "same_device"]
+__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View", "bare_uuid", "same_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,14 @@ class NodeView:
     host_means: Mapping[str, float] = field(default_factory=dict)
 
 
+def bare_uuid(uuid: str) -> str:
+    """Return a device's uuid without its prefix: torch leaves it out, NVML writes GPU- or MIG-."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
 def same_device(one: str, other: str) -> bool:
-    """Whether two uuids name one device: torch leaves the prefix out, NVML writes GPU- or MIG-."""
-    return bool(one) and one.removeprefix("GPU-").removeprefix("MIG-") == other.removeprefix(
-        "GPU-"
-    ).removeprefix("MIG-")
+    """Whether two uuids name one device."""
+    return bool(one) and bare_uuid(one) == bare_uuid(other)
 
 
 @dataclass(frozen=True, slots=True)

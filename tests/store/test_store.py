@@ -9,7 +9,18 @@ from builders import T0_S, hello, node_frame, percent, rank_frame, record, senso
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.schema import Bye, NodeFrame, RankAge, RankFrame, RankState, Reply, StepRecord
+from gpuwatch.commands.shapes import status_document
+from gpuwatch.schema import (
+    Bye,
+    GpuSample,
+    NodeFrame,
+    RankAge,
+    RankFrame,
+    RankState,
+    Reading,
+    Reply,
+    StepRecord,
+)
 from gpuwatch.store import RankView, Store
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window
 
@@ -326,3 +337,24 @@ def only_rank_of(data: bytes) -> int:
 
     (raw,) = decode_node_frame(data).frames
     return decode_rank_frame(bytes(raw)).seq
+
+
+def test_torch_and_nvml_name_one_device_whatever_their_order_and_prefix() -> None:
+    """Torch's order reversed against NVML's, one device a slice: each rank gets its own."""
+    gpus = (
+        GpuSample(0, "GPU-aaaa", "card", {"gpu_util": Reading(10.0, "%")}),
+        GpuSample(1, "MIG-bbbb", "card", {"gpu_util": Reading(90.0, "%")}),
+    )
+    frames = [
+        rank_frame(1, [], rank=0, hello=hello(0, 2, device="cuda:0", device_uuid="GPU-bbbb")),
+        rank_frame(1, [], rank=1, hello=hello(1, 2, device="cuda:1", device_uuid="aaaa")),
+    ]
+    seen = msgspec.structs.replace(sensors(), gpus=gpus, gpus_reason="")
+    store = Store(lambda: 100.0)
+    store.apply(node_frame(1, frames, sensors=seen), 100.0)
+    view = store.view()
+    named = {r.rank: r.hello.device_uuid for r in view.runs[0].ranks if r.hello is not None}
+    assert named == {0: "MIG-bbbb", 1: "GPU-aaaa"}
+    by_index = {gpu["index"]: gpu["ranks"] for gpu in status_document(view)["gpus"]}
+    assert [r["rank"] for r in by_index[0]] == [1]
+    assert [r["rank"] for r in by_index[1]] == [0]
