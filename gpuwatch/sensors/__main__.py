@@ -1,6 +1,6 @@
 """The sampler, started by the node process.
 
-python -P -m gpuwatch.sensors [--interval-s 1.0] [--without-gpus REASON]
+python -P -m gpuwatch.sensors [--interval-s 1.0] [--without-gpus REASON | --replay-gpus FILE]
 
 GPUWATCH_DCGM_URL in the environment names a dcgm-exporter, whose readings fill in what NVML lacks.
 """
@@ -24,11 +24,17 @@ def _interval_s(text: str) -> float:
     return value
 
 
-def _gpus(interval_s: float, without_gpus: str) -> GpuSource:
-    """Return the source of GPU readings: the drivers, and an exporter if one is named."""
-    gpus: GpuSource = (
-        NoGpus(without_gpus[:4096]) if without_gpus else GpuBackend(interval_s=interval_s)
-    )
+def _gpus(interval_s: float, without_gpus: str, replayed: str = "") -> GpuSource:
+    """Return the source of GPU readings: the drivers or a file, and an exporter if one is named."""
+    gpus: GpuSource
+    if without_gpus:
+        gpus = NoGpus(without_gpus[:4096])
+    elif replayed:
+        from gpuwatch.sensors.replay import ReplayBackend
+
+        gpus = GpuBackend(ReplayBackend(replayed), interval_s=interval_s)
+    else:
+        gpus = GpuBackend(interval_s=interval_s)
     url = os.environ.get("GPUWATCH_DCGM_URL", "")
     if url:
         from gpuwatch.sensors.dcgm import DcgmBackend, Overlaid
@@ -62,6 +68,12 @@ def main() -> int:
         default="",
         help="leave the GPU drivers alone and say this instead: after they crashed it",
     )
+    parser.add_argument(
+        "--replay-gpus",
+        metavar="FILE",
+        default="",
+        help="instead of this machine's GPUs those that a sampler wrote into a file",
+    )
     arguments = parser.parse_args()
     interval_s: float = arguments.interval_s
     without_gpus: str = arguments.without_gpus
@@ -70,7 +82,8 @@ def main() -> int:
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         return 0
-    sampler = Sampler(HostBackend(), _gpus(interval_s, without_gpus), ProcessBackend())
+    gpus = _gpus(interval_s, without_gpus, arguments.replay_gpus)
+    sampler = Sampler(HostBackend(), gpus, ProcessBackend())
     try:
         run(sampler, interval_s, sys.stdin.fileno(), sys.stdout.fileno(), parent)
     finally:
