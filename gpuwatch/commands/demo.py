@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,28 @@ _SLOW_LOADER = [
 
 _SCENARIOS = {"slow-loader": _SLOW_LOADER}
 
+FAULTS = (
+    "slow_dataset", "cpu_decode", "slow_worker", "slow_storage", "cold_epoch", "burst",
+    "slow_collate", "slow_data", "slow_forward", "slow_backward", "slow_optimizer", "jitter",
+    "comm_heavy", "all_reduce", "sync_every_step", "ckpt_every", "eval_every", "retain_graph",
+    "grow_list", "hang", "oversub", "affinity1", "respawn_workers",
+)  # fmt: skip
+"""What the trainer can be made slow by (`trainer train --fault`), each a scenario too."""
+
+_WITH_FAULT = [
+    "-m",
+    "trainer",
+    "train",
+    "--train.steps=1000000",
+    "--train.threads=1",
+    "--train.device=cpu",
+    "--train.eval_interval_epochs=0",
+    "--data.synthetic_images=2048",
+    "--loader.batch_size=8",
+    "--loader.num_workers=2",
+    "--fault",
+]
+
 _NO_TRAINER = (
     "the demo trains with the package gpuwatch-trainer, which is not installed here; "
     "in a clone type: pip install -e . -e './trainer[vision]'"
@@ -72,7 +95,8 @@ def demo(
 ) -> None:
     """Train two ranks with a loader that is too slow, and watch them.
 
-    SCENARIO is slow-loader, or the path of a script that calls gpuwatch.watch(). The training is
+    SCENARIO is slow-loader, a fault of the trainer such as slow_backward@1 or cpu_decode:30
+    (NAME[:strength][@rank]), or the path of a script that calls gpuwatch.watch(). The training is
     ended with the demo.
     """
     from gpuwatch.commands.monitor import can_draw
@@ -102,16 +126,17 @@ def _command(scenario: str) -> list[str]:
     Raises:
         click.UsageError: no such scenario, or its package is not installed.
     """
-    if scenario in _SCENARIOS:
+    fault = re.split("[:@]", scenario)[0].replace("-", "_")
+    if scenario in _SCENARIOS or fault in FAULTS:
         if importlib.util.find_spec("trainer") is None or importlib.util.find_spec("torch") is None:
             raise click.UsageError(_NO_TRAINER)
-        return _SCENARIOS[scenario]
+        return _SCENARIOS.get(scenario) or [*_WITH_FAULT, scenario.replace("-", "_")]
     if Path(scenario).is_file():
         if importlib.util.find_spec("torch") is None:
             raise click.UsageError("the demo trains with PyTorch, which is not installed here")
         return [scenario]
-    known = ", ".join(_SCENARIOS)
-    raise click.UsageError(f"no scenario {scenario!r}; there is {known}, or the path of a script")
+    known = ", ".join([*_SCENARIOS, *FAULTS])
+    raise click.UsageError(f"no scenario {scenario!r}; there are {known}, or the path of a script")
 
 
 def _run(command: Sequence[str], *, headless: bool, seconds: float | None, gpus: int) -> int:
@@ -122,6 +147,8 @@ def _run(command: Sequence[str], *, headless: bool, seconds: float | None, gpus:
         what = (
             "with a loader that is too slow; SIMULATED: 25 ms of remote-read latency an item"
             if command is _SLOW_LOADER
+            else f"with a fault, SIMULATED: {command[-1]}"
+            if command[-2:-1] == ["--fault"]
             else f"of {command[0]}"
         )
         click.echo(f"training {_RANKS} ranks as run {run}, {what}", err=True)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from gpuwatch.diagnosis import Abstain, Finding, RunDiagnosis
+from gpuwatch.diagnosis.howto import lines_of
 from gpuwatch.schema import PHASES, Ledger, Reading
 from gpuwatch.store.mfu import mfu_of
 from gpuwatch.store.views import NodeView, RankView, RunView, View, same_device
@@ -277,6 +278,7 @@ def finding_document(finding: Finding) -> dict[str, Any]:
                 "predicted_ms": (
                     None if h.predicted_ms is None else [round(v, 3) for v in h.predicted_ms]
                 ),
+                "lines": lines_of(h),
             }
             for h in finding.hints
         ],

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gpuwatch.diagnosis import Finding, RunDiagnosis
+from gpuwatch.diagnosis.howto import lines_of
 from gpuwatch.store.views import RankView, RunView, View
 
 __all__ = ["diagnosis_lines", "runs_lines", "status_lines"]
@@ -122,7 +123,7 @@ def status_lines(view: View) -> list[str]:
     return lines
 
 
-def _finding_lines(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding, place: str) -> list[str]:
     cost = (
         f"follows {finding.follows}"
         if finding.follows
@@ -141,8 +142,18 @@ def _finding_lines(finding: Finding) -> list[str]:
         for e in finding.evidence
     ]
     lines += [f"    not    {text}" for text in finding.ruled_out]
-    lines += [f"    try    {hint.change}" for hint in finding.hints]
+    for hint in finding.hints:
+        lines.append(f"    try    {hint.change}")
+        line = lines_of(hint).get(place)
+        if line is not None:
+            lines.append(f"             {line}")
     return lines
+
+
+def _place(run: RunView) -> str:
+    """Return whose loop it is, as `lines_of` knows it."""
+    known = {name for r in run.ranks if r.hello is not None for name in r.hello.frameworks}
+    return next((name for name in ("transformers", "lightning") if name in known), "plain")
 
 
 def diagnosis_lines(run: RunView | None, diagnosis: RunDiagnosis | None) -> list[str]:
@@ -152,9 +163,10 @@ def diagnosis_lines(run: RunView | None, diagnosis: RunDiagnosis | None) -> list
     lines = [
         f"run {run.run}  {run.name}  {run.state}  {run.steps:,} steps, {run.window} in the window"
     ]
+    place = _place(run)
     opened = [f for f in diagnosis.findings if f.state == "open"]
     for finding in opened:
-        lines += _finding_lines(finding)
+        lines += _finding_lines(finding, place)
     if not opened:
         lines.append("nothing found" if not diagnosis.abstained else "nothing found yet")
     lines += [f"- {a.kind} cannot be judged: it needs {a.needs}" for a in diagnosis.abstained]
