@@ -73,6 +73,15 @@ class Watched:
         return [e[3] for e in self.recorder.events if e[0] == NOTE and e[2] == name]
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests of this process have had compiled."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None:
+        counts = type(frames.FRAME_COMPILE_COUNTER)()
+        monkeypatch.setattr(frames, "FRAME_COMPILE_COUNTER", counts)
+
+
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     found = Watched()
@@ -892,7 +901,7 @@ def test_a_known_model_under_ddp_has_flops_in_every_state(
 ) -> None:
     model = Transformer()
     wrapper = SimpleNamespace(module=model)
-    monkeypatch.setattr(watched.marks.comm, "_shown", lambda: wrapper)
+    monkeypatch.setattr(watched.marks.comm, "shown", lambda: wrapper)
     assert watched.state.flops_per_step is None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in DataLoader(Texts(), batch_size=2):
