@@ -143,6 +143,9 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     step_ms = aligned.mean_step_ms
     lag_ms = mean_ms(lags_ms)
     held = mean_ms([lag >= SHARE_WARNING * step_ms for lag in lags_ms])
+    middle_ms = statistics.median(lags_ms)
+    if held < HELD_IN or middle_ms < max(FLOOR_MS, SHARE_WARNING * step_ms):
+        return None
     # How much a rank's own time scatters where it is not the late one.
     scatters = [
         mad_ms(calm)
@@ -152,8 +155,7 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     if not scatters:
         return None
     scatter_ms = statistics.median(scatters)
-    least_ms = max(FLOOR_MS, SHARE_WARNING * step_ms, (ROTATES + math.log2(count)) * scatter_ms)
-    if held < HELD_IN or statistics.median(lags_ms) < least_ms:
+    if middle_ms < (ROTATES + math.log2(count)) * scatter_ms:
         return None
     phase, covered = _late_phase(aligned, lasts, lag_ms)
     if phase == "data_wait" and starved_ranks(picture, aligned):

@@ -255,6 +255,8 @@ def worker_restart(picture: RunPicture) -> Outcome:
 def _worker_restart(picture: RunPicture) -> Outcome:
     rows = []
     for rank in picture.run.ranks:
+        if len(rank.past.firsts) < 2:
+            continue
         firsts = [r for r in rank.past.firsts if deciding(r).data_wait is not None]
         steady = [wait / 1e6 for r in rank.window if (wait := deciding(r).data_wait) is not None]
         if len(firsts) < 2 or rank.step_ms is None or not steady:

@@ -124,10 +124,14 @@ class Recorder:
         self.push: Callable[[Event], None] = self.events.append
         self.attempts = 0
 
-    def optimizer_end(self, key: int, skipped: bool = False) -> None:
-        """An optimizer step has returned; the count of attempts shows what is missing."""
-        self.attempts = attempts = self.attempts + 1
-        self.push((OPTIMIZER_END, self.clock(), key, skipped, attempts))
+    def optimizer_end(self, key: int, skipped: bool = False, counted: bool = False) -> None:
+        """An optimizer step has returned; the count of attempts shows what is missing.
+
+        `counted`: another mark, inside this one, has ended the same attempt.
+        """
+        if not counted:
+            self.attempts += 1
+        self.push((OPTIMIZER_END, self.clock(), key, skipped, self.attempts))
 
     def step(self) -> None:
         """The user says that an iteration ends here."""

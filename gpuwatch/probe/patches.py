@@ -492,7 +492,7 @@ class Marks:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
                 # A scaler that found an infinity calls no optimizer, so no hook has fired.
-                self._recorder.optimizer_end(id(optimizer), not self._stepped)
+                self._recorder.optimizer_end(id(optimizer), not self._stepped, self._stepped)
 
         return step
 

@@ -352,3 +352,18 @@ def test_reentrant_checkpointing_is_one_backward(watched: Watched, deep: int) ->
         assert min(wait, forward, backward, optimizer) > 0
         # There is no communication: what lies between the mark and the return is microseconds.
         assert comm < backward
+
+
+def test_an_attempt_under_a_scaler_counts_once_skipped_or_not(watched: Watched) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for n, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(3, 4)), batch_size=1)):
+        loss = model(batch).sum() * (float("inf") if n == 1 else 1.0)
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    watched.recorder.finish()
+    assert watched.recorder.attempts == 3
+    assert ["skipped" in step.tags for step in watched.steps] == [False, True, False]
