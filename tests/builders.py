@@ -116,6 +116,7 @@ def sensors(
     core_percents: tuple[float, ...] | None = None,
     threads: float = 2.0,
     io: Sequence[IoSample] = (),
+    psi: float | None = None,
 ) -> SensorFrame:
     """A tick: `ranks` maps rank pid to CPU %, `workers` rank pid to (pid, CPU %, state letter).
 
@@ -150,7 +151,11 @@ def sensors(
         sent_s=T0_S,
         host=HostSample(
             cores,
-            {"cpu_percent": percent(cpu), "cpu_iowait_percent": percent(iowait)},
+            {
+                "cpu_percent": percent(cpu),
+                "cpu_iowait_percent": percent(iowait),
+                "psi_cpu_some": percent(psi),
+            },
             core_percents,
             tuple(io),
         ),

@@ -45,6 +45,14 @@ steps by chance, and 73 % were seen on a machine that other work kept busy."""
 BUSY_PERCENT = 90.0
 """Host CPU above which ranks that compute on it may wait for a core instead of for each other."""
 
+STALLED_PERCENT = 20.0
+"""Of the time in which some task waited for a core (PSI): a collective of small gradients on CPUs
+takes as long as its threads wait for one. Two ranks with two workers each on two cores that were
+70 % busy were seen at 30-60 %."""
+
+MOSTLY = 0.5
+"""... unless communication is most of the step."""
+
 SCATTER = 3.0
 """A lag must exceed this many standard errors of its median; on a busy machine a share of the step
 alone called a healthy run late."""
@@ -232,17 +240,34 @@ def _late_phase(aligned: Aligned, lasts: list[int], lag_ms: float) -> tuple[str,
     return phase, max(0.0, min(1.0, excess[phase] / lag_ms)) if lag_ms else 0.0
 
 
-def _doubted(picture: RunPicture, finding: Finding) -> Finding:
+def _moves_bulk(aligned: Aligned) -> bool:
+    """Whether the gradients of a step are so many that bandwidth decides, not latency."""
+    return any(
+        r.hello is not None
+        and r.hello.ddp is not None
+        and (r.hello.ddp.gradient_bytes or 0) >= BULK_BYTES
+        for r in aligned.ranks
+    )
+
+
+def _doubted(picture: RunPicture, finding: Finding, *, waiting: bool = False) -> Finding:
     """Return the finding as a note where its ranks compute on CPUs that have no core to spare.
 
     On a contended machine ranks wait for cores inside their collectives, which looks like a slow
-    network, or like one rank being late.
+    network, or like one rank being late. `waiting`: also where tasks often wait for a core though
+    not all are busy on average.
     """
     on_cpu = any(r.hello is not None and r.hello.device == "cpu" for r in picture.run.ranks)
     for name in finding.nodes:
-        busy = host_mean(picture.node(name), "cpu_percent")
-        if on_cpu and (busy is None or busy >= BUSY_PERCENT):
+        node = picture.node(name)
+        busy, stalled = host_mean(node, "cpu_percent"), host_mean(node, "psi_cpu_some")
+        crowded = busy is None or busy >= BUSY_PERCENT
+        if waiting and stalled is not None and stalled >= STALLED_PERCENT:
+            crowded = True
+        if on_cpu and crowded:
             seen = f"at {busy:.0f} % CPU" if busy is not None else "not seen yet"
+            if stalled is not None:
+                seen += f", some task waits for a core {stalled:.0f} % of the time"
             return replace(
                 finding,
                 severity="note",
@@ -343,7 +368,10 @@ def comm_bound(picture: RunPicture) -> Outcome:
     held = mean_ms([t >= SHARE_WARNING * step_ms for t in transfers])
     floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
     if transfer_ms >= floor_ms and held >= HELD_IN:
-        return _doubted(picture, _comm_finding(aligned, transfer_ms, peer_wait_ms, held))
+        found = _comm_finding(aligned, transfer_ms, peer_wait_ms, held)
+        # Bytes that have to be moved explain themselves better than small ones that wait.
+        small = not _moves_bulk(aligned) and (found.share or 0.0) < MOSTLY
+        return _doubted(picture, found, waiting=small)
     if peer_wait_ms >= floor_ms:
         for rule in (straggler, loader_few_workers):
             cause = rule(picture)

@@ -345,6 +345,24 @@ def test_waiting_on_a_machine_without_a_free_core_is_a_note() -> None:
     assert any("contention" in text for text in finding.ruled_out)
 
 
+@pytest.mark.parametrize(
+    ("gradient_bytes", "transfer_ms", "psi", "severity"),
+    [
+        (100_000, 20.0, 45.0, "note"),  # threads that wait for a core, not for the network
+        (100_000, 20.0, 2.0, "warning"),
+        (100_000, 20.0, None, "warning"),
+        (100_000, 300.0, 45.0, "critical"),  # most of the step is more than that
+        (100 * 2**20, 20.0, 45.0, "warning"),  # bytes that have to be moved
+    ],
+)
+def test_small_collectives_that_wait_for_a_core(
+    gradient_bytes: int, transfer_ms: float, psi: float | None, severity: str
+) -> None:
+    trace = Trace([HEALTHY] * 2, transfer_ms=transfer_ms, gradient_bytes=gradient_bytes, psi=psi)
+    (finding, *_) = findings(trace)
+    assert (finding.kind, finding.severity) == ("comm_bound", severity)
+
+
 def test_a_consequence_points_at_the_id_of_its_cause() -> None:
     late = {**HEALTHY, "forward": 90.0}
     engine = Engine(open_after=1)
