@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.aligned import (
     too_few,
 )
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
-from gpuwatch.diagnosis.machine import host_mean
+from gpuwatch.diagnosis.machine import host_most
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 
 __all__ = ["comm_bound", "straggler"]
@@ -260,7 +260,7 @@ def _doubted(picture: RunPicture, finding: Finding, *, waiting: bool = False) ->
     on_cpu = any(r.hello is not None and r.hello.device == "cpu" for r in picture.run.ranks)
     for name in finding.nodes:
         node = picture.node(name)
-        busy, stalled = host_mean(node, "cpu_percent"), host_mean(node, "psi_cpu_some")
+        busy, stalled = host_most(node, "cpu_percent"), host_most(node, "psi_cpu_some")
         crowded = busy is None or busy >= BUSY_PERCENT
         if waiting and stalled is not None and stalled >= STALLED_PERCENT:
             crowded = True

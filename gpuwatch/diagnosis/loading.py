@@ -459,7 +459,7 @@ def _oversub(picture: RunPicture) -> Outcome:
                 round(cores.busy, 1),
                 "cores",
                 f"of {cores.cores}; full from {CROWDED:.0%}",
-                "/proc/stat, mean of ten seconds",
+                "/proc/stat, mean of six seconds",
             ),
         ),
         ruled_out=(
@@ -575,7 +575,7 @@ def _decode(picture: RunPicture) -> Outcome:
                 round(workers, 2),
                 "cores",
                 f"of {cores.cores}, {cores.busy:.1f} busy; {per_item}",
-                "/proc of the loader workers, mean of ten seconds",
+                "/proc of the loader workers, mean of six seconds",
             ),
             Evidence(
                 "cpu_work",

@@ -8,7 +8,17 @@ from gpuwatch.diagnosis.types import RunPicture
 from gpuwatch.schema import Reading
 from gpuwatch.store.views import NodeView, RankView
 
-__all__ = ["Use", "cores_of", "cpu_of", "host_mean", "nodes_text", "reading", "use_of", "value"]
+__all__ = [
+    "Use",
+    "cores_of",
+    "cpu_of",
+    "host_mean",
+    "host_most",
+    "nodes_text",
+    "reading",
+    "use_of",
+    "value",
+]
 
 
 def value(found: Reading | None) -> float | None:
@@ -19,19 +29,28 @@ def value(found: Reading | None) -> float | None:
 
 
 def reading(rank: RankView, name: str) -> float | None:
-    """Return a reading of the rank's own process: its mean over ten seconds, or the last one."""
+    """Return a reading of the rank's own process: its mean over six seconds, or the last one."""
     if rank.process_means is not None and name in rank.process_means.readings:
         return rank.process_means.readings[name]
     return value(rank.process.readings.get(name)) if rank.process is not None else None
 
 
 def host_mean(node: NodeView | None, name: str) -> float | None:
-    """Return a reading of the host: its mean over ten seconds, or the last one."""
+    """Return a reading of the host: its mean over six seconds, or the last one."""
     if node is None:
         return None
     if name in node.host_means:
         return node.host_means[name]
     return value(node.host.readings.get(name)) if node.host is not None else None
+
+
+def host_most(node: NodeView | None, name: str) -> float | None:
+    """Return the larger of a reading's mean and its last value: a run that has just begun shows in
+    the one, what happens now and then in the other.
+    """
+    mean = host_mean(node, name)
+    last = value(node.host.readings.get(name)) if node is not None and node.host else None
+    return mean if last is None else last if mean is None else max(mean, last)
 
 
 def cpu_of(rank: RankView) -> float | None:

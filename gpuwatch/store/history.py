@@ -18,8 +18,8 @@ KEPT_SPANS = 64
 MEMORY_POINTS = 128
 """When there are more, every other one goes and the stride doubles: the whole run stays in view."""
 
-MEAN_S = 10.0
-"""Sensor readings are averaged over this long: one second of /proc/stat counts in whole ticks."""
+MEAN_S = 6.0
+"""Sensor readings are averaged over so many seconds: one of /proc/stat counts in whole ticks."""
 
 _MOST_TICKS = 16
 _AVERAGED = frozenset(
@@ -122,7 +122,7 @@ def memory_slope(memory: Iterable[tuple[int, int]]) -> float | None:
 
 
 class Means:
-    """Means of sensor readings over the last ten seconds: of the host, and of each process."""
+    """Means of sensor readings over the last six seconds: of the host, and of each process."""
 
     def __init__(self) -> None:
         self._ticks: deque[tuple[float, SensorFrame]] = deque(maxlen=_MOST_TICKS)

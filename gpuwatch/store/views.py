@@ -57,7 +57,7 @@ class RankView:
     not known; `device_dropped` counts steps whose device times were not taken.
 
     `told` is what the rank said of itself last, `past` reaches back beyond the window.
-    `process_means` and `worker_means` are the sampler's readings over about ten seconds.
+    `process_means` and `worker_means` are the sampler's readings over about six seconds.
     """
 
     run: str
@@ -147,7 +147,7 @@ class NodeView:
     """One node: its host and devices as the sampler saw them `sensors_age_s` ago.
 
     `gpus_reason` says why the list of devices is empty, `sensors_reason` why sensors are missing.
-    `host_means` are the host's readings over about ten seconds, by name.
+    `host_means` are the host's readings over about six seconds, by name.
     """
 
     node: str
