@@ -66,7 +66,7 @@ LIVE = (
 )
 
 HEALTHY = (
-    (1, ()), (2, ()), (1, ("--loader.num_workers=1",)), (2, ("--loader.num_workers=1",)),
+    (1, ()), (2, ()), (1, ("--data.image_px=48",)), (2, ("--data.image_px=48",)),
     (1, ("--loader.batch_size=32",)), (2, ("--loader.batch_size=32",)),
     (1, ("--train.accumulate=2",)), (2, ("--train.accumulate=2",)),
     (1, ("--data.image_px=32",)), (2, ("--data.image_px=32",)),
