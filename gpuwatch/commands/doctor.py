@@ -48,6 +48,7 @@ _GPU = {
     "link_gen": "PCIe generation",
     "link_width": "PCIe lanes",
     "ecc_uncorrected": "uncorrected memory errors",
+    "numa_node": "NUMA node of the device",
 }
 _HOST = {
     "cpu_percent": "CPU, all cores",

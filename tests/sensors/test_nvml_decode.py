@@ -21,6 +21,7 @@ from gpuwatch.sensors.nvml.decode import (
     ProcessTable,
     counter_rate,
     merge_processes,
+    numa_node,
     percentage,
 )
 from gpuwatch.sensors.nvml.device import Device
@@ -281,3 +282,15 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
         Calls().load()
     assert "nvidia-ml-py" in driver_sentence(error.value.code)
     assert os.sep not in driver_sentence(error.value.code)[:20]
+
+
+def test_the_numa_node_of_a_pci_address(tmp_path: Path) -> None:
+    place = tmp_path / "0000:3b:00.0"
+    place.mkdir()
+    (place / "numa_node").write_text("1\n")
+    assert numa_node("00000000:3B:00.0", str(tmp_path)).value == 1.0
+    (place / "numa_node").write_text("-1\n")
+    assert "one node" in numa_node("00000000:3B:00.0", str(tmp_path)).reason
+    assert "does not tell" in numa_node("00000000:3C:00.0", str(tmp_path)).reason
+    for bad in ("", "../../etc", "0000:3B:00", "zzzz:3B:00.0"):
+        assert "no PCI address" in numa_node(bad, str(tmp_path)).reason

@@ -14,7 +14,7 @@ Readings of a GPU, by name (every one may be n/a, with its reason):
   `ecc_uncorrected` (since the driver was loaded), `processes_memory` (B, of all processes);
 * every tenth: `fan` (%), `link_gen`, `link_width` (PCIe now; it rests at a low generation);
 * every thirtieth: `persistence` and `mig` (1 on, 0 off);
-* once: `sm_clock_max`, `memory_clock_max` (MHz), `link_gen_max`, `link_width_max`.
+* once: `sm_clock_max`, `memory_clock_max` (MHz), `link_gen_max`, `link_width_max`, `numa_node`.
 
 A MIG device has memory and, on Hopper and newer, what GPM says of its GPU instance.
 """

@@ -3,10 +3,12 @@
 import math
 import os
 import pwd
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpuwatch.schema import GpuProcess
+from gpuwatch.schema import GpuProcess, Reading
+from gpuwatch.sensors.backend import known, unknown
 
 __all__ = [
     "MAX_PROCESSES",
@@ -15,6 +17,7 @@ __all__ = [
     "ProcessTable",
     "counter_rate",
     "merge_processes",
+    "numa_node",
     "percentage",
 ]
 
@@ -22,6 +25,26 @@ MAX_PROCESSES = 1024
 _MAX_BYTES = 2**60
 _MAX_PID = 2**31  # of the wire; the library's type has room for more
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel, the same everywhere
+
+
+def numa_node(bus_id: str, root: str = "/sys/bus/pci/devices") -> Reading:
+    """Return the NUMA node that a PCI device hangs on, n/a where the kernel does not say.
+
+    `bus_id` as NVML writes it, `00000000:3B:00.0`; sysfs has four digits of the domain.
+    """
+    match = re.fullmatch(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.(\d)", bus_id)
+    if match is None:
+        return unknown("", root, f"{bus_id[:64]!r} is no PCI address")
+    domain, bus, device, function = match.groups()
+    name = f"{domain[-4:]}:{bus}:{device}.{function}".lower()
+    try:
+        with open(f"{root}/{name}/numa_node", encoding="ascii") as file:
+            node = int(file.read(16))
+    except (OSError, ValueError):
+        return unknown("", root, "this kernel does not tell")
+    if node < 0:
+        return unknown("", root, "this machine has one node, or its firmware does not tell")
+    return known(node, "", root)
 
 
 class Counter(NamedTuple):

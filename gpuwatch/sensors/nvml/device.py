@@ -18,6 +18,7 @@ from gpuwatch.sensors.nvml.decode import (
     ProcessTable,
     counter_rate,
     merge_processes,
+    numa_node,
     percentage,
 )
 from gpuwatch.sensors.nvml.gpm import METRICS, Gpm
@@ -66,7 +67,7 @@ _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6:
 _ALWAYS = (("gpu_util", "%"), ("memory_used", "B"), ("power", "W"), ("sm_active", "%"))
 """What a device has that was lost before anything of it was read."""
 
-_STATIC = ("sm_clock_max", "memory_clock_max", "link_gen_max", "link_width_max")
+_STATIC = ("sm_clock_max", "memory_clock_max", "link_gen_max", "link_width_max", "numa_node")
 
 _NO_SLICE_UTIL = "NVML has no utilization of a MIG device: see SM active"
 _NO_SLICE_VALUE = "of the whole GPU only, not of a MIG device"
@@ -303,6 +304,9 @@ class Device:
             self._scalar(name, "MHz", 1.0, "nvmlDeviceGetMaxClockInfo", clock)
         self._scalar("link_gen_max", "", 1.0, "nvmlDeviceGetMaxPcieLinkGeneration")
         self._scalar("link_width_max", "lanes", 1.0, "nvmlDeviceGetMaxPcieLinkWidth")
+        place = self._ask((("numa_node", ""),), "nvmlDeviceGetPciInfo")
+        if place is not None:
+            self._put("numa_node", numa_node(_text(place.busId)))
         try:
             self._gpm.open(handle)
         except NvmlError as exc:
