@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpuwatch.sensors.storage import unescaped
+
 __all__ = ["Cgroups", "Cpu", "Memory", "Mount", "parse_cgroup", "parse_mounts", "parse_stat"]
 
 _MOST_LEVELS = 32
@@ -64,18 +66,12 @@ def parse_mounts(text: str) -> list[Mount]:
         fields, kind = left.split(), right.split()
         if len(fields) < 5 or len(kind) < 3:
             continue
-        root, path = _unescaped(fields[3]), _unescaped(fields[4])
+        root, path = unescaped(fields[3]), unescaped(fields[4])
         if kind[0] == "cgroup2":
             found.append(Mount(root, path, frozenset()))
         elif kind[0] == "cgroup":
             found.append(Mount(root, path, frozenset(kind[2].split(","))))
     return found
-
-
-def _unescaped(path: str) -> str:
-    for code, character in (("040", " "), ("011", "\t"), ("012", "\n"), ("134", "\\")):
-        path = path.replace(f"\\{code}", character)
-    return path
 
 
 def parse_stat(text: str) -> dict[str, int]:

@@ -9,7 +9,15 @@ import posixpath
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["FileSystem", "NfsReads", "block_device", "locate", "parse_mountinfo", "parse_nfs"]
+__all__ = [
+    "FileSystem",
+    "NfsReads",
+    "block_device",
+    "locate",
+    "parse_mountinfo",
+    "parse_nfs",
+    "unescaped",
+]
 
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
@@ -33,6 +41,13 @@ class NfsReads(NamedTuple):
     spent_ms: int
 
 
+def unescaped(path: str) -> str:
+    """Return a path of the mount table as it is: the kernel writes four characters in octal."""
+    for escaped, character in _ESCAPES:
+        path = path.replace(escaped, character)
+    return path
+
+
 def parse_mountinfo(text: str) -> list[FileSystem]:
     """Return the mounts in the order of the table: of two at one place the last one counts."""
     found = []
@@ -41,10 +56,7 @@ def parse_mountinfo(text: str) -> list[FileSystem]:
         fields, kind = left.split(), right.split()
         if separator and len(fields) >= 5 and len(kind) >= 2:
             path, source = fields[4], kind[1]
-            for escaped, character in _ESCAPES:
-                path = path.replace(escaped, character)
-                source = source.replace(escaped, character)
-            found.append(FileSystem(path, fields[2], kind[0], source))
+            found.append(FileSystem(unescaped(path), fields[2], kind[0], unescaped(source)))
     return found
 
 
@@ -72,8 +84,7 @@ def parse_nfs(text: str) -> dict[str, NfsReads]:
             path = ""
             if " mounted on " in line and " with fstype nfs" in line:
                 path = line.split(" mounted on ", 1)[1].rsplit(" with fstype ", 1)[0]
-                for escaped, character in _ESCAPES:
-                    path = path.replace(escaped, character)
+                path = unescaped(path)
         elif path and len(words) >= 9 and words[0] == "READ:":
             numbers = words[1:9]
             if all(word.isdecimal() for word in numbers):

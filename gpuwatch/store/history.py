@@ -44,13 +44,11 @@ class Past:
 
     `firsts` are the latest steps that began an iterator, but the very first; `spans` the latest
     named times outside the steps; `memory` is (step, bytes) over the whole run, ever sparser.
-    `since_step` is the first step that was seen.
     """
 
     firsts: tuple[StepRecord, ...] = ()
     spans: tuple[Span, ...] = ()
     memory: tuple[tuple[int, int], ...] = ()
-    since_step: int = 0
 
 
 class ProcessMeans(NamedTuple):
@@ -71,7 +69,6 @@ class History:
         self._spans: deque[Span] = deque(maxlen=KEPT_SPANS)
         self._memory: list[tuple[int, int]] = []
         self._stride = 1
-        self._since: int | None = None
         self._last_span_s = 0.0
         self._past: Past | None = None
 
@@ -79,8 +76,6 @@ class History:
         """Take steps in their order, each once."""
         for record in records:
             self._past = None
-            if self._since is None:
-                self._since = record.index
             if "first_batch" in record.tags and record.index:
                 self._firsts.append(record)
             if record.memory_bytes is not None and (
@@ -102,9 +97,7 @@ class History:
     def past(self) -> Past:
         """Return what is known by now."""
         if self._past is None:
-            self._past = Past(
-                tuple(self._firsts), tuple(self._spans), tuple(self._memory), self._since or 0
-            )
+            self._past = Past(tuple(self._firsts), tuple(self._spans), tuple(self._memory))
         return self._past
 
 

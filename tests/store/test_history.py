@@ -29,7 +29,6 @@ def test_first_batches_but_the_very_first() -> None:
     history = History()
     history.add_steps([record(0, {"forward": 1.0}, tags=("first_batch", "warmup"))])
     assert history.past().firsts == ()
-    assert history.past().since_step == 0
 
 
 def test_spans_come_once_whatever_is_sent_again() -> None:
