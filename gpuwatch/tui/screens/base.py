@@ -23,9 +23,10 @@ from gpuwatch.tui.widgets.pane import LinePane, place
 
 if TYPE_CHECKING:
     from gpuwatch.tui.app import GpuwatchApp
+    from gpuwatch.tui.widgets.findings import FindingsPane
     from gpuwatch.tui.widgets.prompt import PromptPane
 
-__all__ = ["FedScreen"]
+__all__ = ["ActsOnFinding", "FedScreen"]
 
 
 class FedScreen(Screen[None]):
@@ -201,6 +202,27 @@ class FedScreen(Screen[None]):
         elif self.LIST and self.gpuwatch.watcher.scene.filters.get(self.LIST):
             self.gpuwatch.watcher.set_filter(self.LIST, "")
             self.gpuwatch.refresh_scene(force=True)
+
+
+class ActsOnFinding(FedScreen):
+    """A screen with a list of findings, whose selected one its keys act on."""
+
+    _findings: FindingsPane
+
+    def action_copy(self) -> None:
+        """Copy the selected finding's first hint."""
+        if self._findings.finding is not None:
+            self.gpuwatch.copy_hint(self._findings.finding)
+
+    def action_copy_markdown(self) -> None:
+        """Copy the selected finding as Markdown."""
+        if self._findings.finding is not None:
+            self.gpuwatch.copy_finding(self._findings.finding)
+
+    def action_snooze(self) -> None:
+        """Put the selected finding aside, or take it back."""
+        if self._findings.finding is not None:
+            self.gpuwatch.snooze(self._findings.finding)
 
 
 LIST_KEYS = bind("filter", "sort", "close")

@@ -11,7 +11,7 @@ from gpuwatch.tui.layout import TWO_COLUMNS_FROM, Rect
 from gpuwatch.tui.render.findings import finding_detail
 from gpuwatch.tui.render.states import idle_lines
 from gpuwatch.tui.scene import Scene
-from gpuwatch.tui.screens.base import LIST_KEYS, FedScreen
+from gpuwatch.tui.screens.base import LIST_KEYS, ActsOnFinding
 from gpuwatch.tui.screens.finding import FINDING_ACTIONS
 from gpuwatch.tui.widgets.findings import FindingsPane
 from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
@@ -22,7 +22,7 @@ _LEAST_DETAIL = 10
 """Lines from which on the selected finding stands below the list."""
 
 
-class FindingsScreen(FedScreen):
+class FindingsScreen(ActsOnFinding):
     """What costs time, why, and what to try."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*LIST_KEYS, *bind(*FINDING_ACTIONS)]
@@ -102,18 +102,3 @@ class FindingsScreen(FedScreen):
         """Open the finding."""
         if self._findings.finding is not None:
             self.gpuwatch.open_finding(self._findings.finding)
-
-    def action_copy(self) -> None:
-        """Copy the selected finding's first hint."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_hint(self._findings.finding)
-
-    def action_copy_markdown(self) -> None:
-        """Copy the selected finding as Markdown."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_finding(self._findings.finding)
-
-    def action_snooze(self) -> None:
-        """Put the selected finding aside, or take it back."""
-        if self._findings.finding is not None:
-            self.gpuwatch.snooze(self._findings.finding)

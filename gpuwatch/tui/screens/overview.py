@@ -18,7 +18,7 @@ from gpuwatch.tui.render.steps import step_lines
 from gpuwatch.tui.render.text import Line, heading
 from gpuwatch.tui.render.timeline import event_lines, timeline_lines, timeline_row
 from gpuwatch.tui.scene import Scene, Summary
-from gpuwatch.tui.screens.base import LIST_KEYS, FedScreen
+from gpuwatch.tui.screens.base import LIST_KEYS, ActsOnFinding
 from gpuwatch.tui.widgets.findings import FindingsPane
 from gpuwatch.tui.widgets.heat import HeatPane
 from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
@@ -32,7 +32,7 @@ _CURVES_FROM = 6
 _HeatKey = tuple[Summary | None, Rect | None, bool, str, int | None, tuple[int, ...]]
 
 
-class Overview(FedScreen):
+class Overview(ActsOnFinding):
     """Everything about one run at a glance."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -325,18 +325,3 @@ class Overview(FedScreen):
     def action_stacks(self) -> None:
         """Ask the selected rank where its threads stand."""
         self.gpuwatch.show_stacks()
-
-    def action_copy(self) -> None:
-        """Copy the selected finding's first hint."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_hint(self._findings.finding)
-
-    def action_copy_markdown(self) -> None:
-        """Copy the selected finding as Markdown."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_finding(self._findings.finding)
-
-    def action_snooze(self) -> None:
-        """Put the selected finding aside, or take it back."""
-        if self._findings.finding is not None:
-            self.gpuwatch.snooze(self._findings.finding)
