@@ -29,7 +29,7 @@ def open_trainer(
     what the person who runs it can mend.
     """
     with process_group(config.dist, config.train.device) as placement:
-        injected = faults.parse_faults(config.faults.inject)
+        injected = faults.requested(config.faults)
         faults.pin_process(injected, placement.rank)
         torch.manual_seed(config.train.seed)
         threads = _threads(config, placement)
@@ -39,7 +39,6 @@ def open_trainer(
         telemetry: Telemetry = Watched(config.preset) if config.train.watch else Silent()
         loaders = build_loaders(config, placement)
         model = build_model(config.model, classes=len(loaders.classes))
-        faults.slow_model(model, config.faults, placement.rank)
         model = faults.model_with(model, injected, placement.rank, placement.world_size)
         model = model.to(placement.device)
         trainer = _trainer(config, placement, model, loaders, telemetry, reporter, stop)

@@ -139,7 +139,7 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         ranks_here=placement.ranks_here,
         cuda=placement.device.type == "cuda",
     )
-    injected = faults.parse_faults(config.faults.inject)
+    injected = faults.requested(config.faults)
     respawn = next((f for f in injected if f.name == "respawn_workers"), None)
     if respawn is not None:
         # An epoch of so few steps, and workers that end with it.
@@ -154,18 +154,12 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         "worker_init_fn": _start_worker if plan.num_workers else None,
     }
     train: DataLoader[Any] = DataLoader(
-        faults.dataset_with(
-            faults.slow_items(images, config.faults, placement.rank),
-            injected,
-            placement.rank,
-            cache_folder(),
-        ),
+        faults.dataset_with(images, injected, placement.rank, cache_folder()),
         sampler=sampler,
         drop_last=config.loader.drop_last,
         collate_fn=faults.collate_with(injected, placement.rank),
         **common,
     )
-    faults.slow_fetch(train, config.faults, placement.rank)
     faults.loader_with(train, injected, placement.rank)
     return Loaders(
         train=train,
@@ -202,7 +196,9 @@ def _held_out(
     if not len(files):
         return None
     images: Dataset[Any] = ImageSet(files, px=config.data.image_px, augment=False)
-    images = faults.slow_items(images, config.faults, placement.rank)
+    images = faults.dataset_with(
+        images, faults.from_keys(config.faults), placement.rank, cache_folder()
+    )
     # Every image once: padding, as the training sampler does, would count some twice.
     own = range(placement.rank, len(files), placement.world_size)
     return DataLoader(Subset(images, own), **common)

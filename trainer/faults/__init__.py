@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.config import FaultsConfig
 from trainer.faults.data import collate_with, dataset_with, loader_with
 from trainer.faults.loop import LoopFaults, model_with, optimizer_with, pin_process
-from trainer.faults.sleeps import describe_sleeps, slow_fetch, slow_items, slow_model
+from trainer.faults.sleeps import describe_sleeps, from_keys, requested
 from trainer.faults.spec import FAULTS, Fault, parse_fault, parse_faults
 
 __all__ = [
@@ -20,15 +20,14 @@ __all__ = [
     "collate_with",
     "dataset_with",
     "describe",
+    "from_keys",
     "loader_with",
     "model_with",
     "optimizer_with",
     "parse_fault",
     "parse_faults",
     "pin_process",
-    "slow_fetch",
-    "slow_items",
-    "slow_model",
+    "requested",
 ]
 
 
