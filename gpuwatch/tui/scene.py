@@ -60,8 +60,6 @@ class Summary:
     step_ms: float | None
     p95_ms: float | None
     scale_ms: float | None
-    own_low_ms: float | None
-    own_high_ms: float | None
     wait_worst: float | None
     wait_median: float | None
     comm_share: float | None
@@ -181,7 +179,6 @@ def summarise(run: RunView) -> Summary:
     for name in PHASES:
         phases[name] = _mean(_known([split.get(name) for split in splits]))
     states = Counter([rank.state for rank in ranks])
-    owns = _known([rank.own_ms for rank in ranks])
     waits = _known([rank.data_wait_ratio for rank in ranks])
     steps = _known([rank.step_ms for rank in ranks])
     p95s = _known([rank.step_p95_ms for rank in ranks])
@@ -196,8 +193,6 @@ def summarise(run: RunView) -> Summary:
         step_ms=step_ms,
         p95_ms=max(p95s) if p95s else None,
         scale_ms=max(steps) if steps else None,
-        own_low_ms=min(owns) if owns else None,
-        own_high_ms=max(owns) if owns else None,
         wait_worst=max(waits) if waits else None,
         wait_median=median(waits) if waits else None,
         comm_share=comm / step_ms if comm is not None and step_ms else None,
