@@ -102,8 +102,16 @@ def rank_presences(directory: Path) -> list[Presence]:
     return sorted(RankFiles(directory).scan()[0], key=lambda p: p.rank)
 
 
+class NoAnswerError(AssertionError):
+    """A rank did not answer: it may have ended between its announcement and the question."""
+
+
 def ask(presence: Presence, verb: str, timeout_s: float = 5.0) -> RankFrame:
-    """Ask a rank itself, over its own socket."""
+    """Ask a rank itself, over its own socket.
+
+    Raises:
+        NoAnswerError: it did not answer in time.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         request = context.socket(zmq.DEALER)
@@ -111,10 +119,19 @@ def ask(presence: Presence, verb: str, timeout_s: float = 5.0) -> RankFrame:
         request.connect(presence.control)
         request.send(encode(Command(WIRE_VERSION, uuid.uuid4().hex, verb)))
         if not request.poll(int(timeout_s * 1000)):
-            raise AssertionError(f"rank {presence.rank} did not answer {verb}")
+            raise NoAnswerError(f"rank {presence.rank} did not answer {verb}")
         return decode_rank_frame(request.recv())
     finally:
         context.destroy(linger=0)
+
+
+def snapshots(directory: Path) -> list[RankFrame]:
+    """The pasts of the ranks that live now, in rank order; one that ends meanwhile is left out."""
+    found = []
+    for presence in rank_presences(directory):
+        with contextlib.suppress(NoAnswerError):
+            found.append(ask(presence, "snapshot", 1.0))
+    return found
 
 
 def text_of(path: Path) -> str:

@@ -34,7 +34,7 @@ def past(
         assert running.poll() is None, support.text_of(log)
         if support.text_of(log).count(words) < ranks:
             return False
-        frames[:] = [support.ask(p, "snapshot") for p in support.rank_presences(rundir)]
+        frames[:] = support.snapshots(rundir)
         return len(frames) == ranks and all(f.ledger.steps >= steps for f in frames)
 
     support.wait_until(there, 60, f"{steps} steps of {ranks} ranks, now {frames}", 0.3)

@@ -443,8 +443,7 @@ def frames_of(
             assert job.poll() is None, support.text_of(log)
             if not all(word in support.text_of(log) for word in words):
                 return False
-            found = support.rank_presences(rundir)
-            frames[:] = [support.ask(p, "snapshot") for p in found]
+            frames[:] = support.snapshots(rundir)
             return len(frames) == ranks and all(f.ledger.steps >= steps for f in frames)
 
         support.wait_until(all_there, 60, f"{ranks} ranks, now {frames}", 0.3)
