@@ -165,14 +165,21 @@ def sensors(
 
 
 def worker_costs(
-    pids: Sequence[int], batch_ms: tuple[float, float, float], loader: str = "loader0"
+    pids: Sequence[int],
+    batch_ms: tuple[float, float, float],
+    loader: str = "loader0",
+    first_times: float = 1.0,
 ) -> tuple[WorkerCost, ...]:
-    """Two readings a worker, ten seconds apart; their first batches cost ten times as much."""
+    """Two readings a worker, ten seconds apart; their first batches cost ten times as much.
+
+    The first worker's batches take `first_times` as long as the others'.
+    """
     wall_ns, cpu_ns, collate_ns = (int(value * 1e6) for value in batch_ms)
 
     def total(pid: int, batches: int, age_s: float) -> WorkerCost:
         weight = batches + 9
-        totals = (weight * wall_ns, weight * cpu_ns, weight * collate_ns)
+        wall = int(wall_ns * (first_times if pid == pids[0] else 1.0))
+        totals = (weight * wall, weight * cpu_ns, weight * collate_ns)
         return WorkerCost(loader, pid, batches, *totals, age_s=age_s)
 
     return tuple(total(pid, n, age_s) for n, age_s in ((1, 10.0), (51, 0.0)) for pid in pids)
@@ -183,7 +190,8 @@ class Trace:
 
     `ranks` gives one mapping of phases in ms a rank, own phases only; communication follows from
     them as in synchronous training: the transfer, and the wait for the slowest rank. `batch_ms` is
-    (wall, CPU, collating) of a batch if the workers time themselves.
+    (wall, CPU, collating) of a batch if the workers time themselves, `slow_worker` how many times
+    as long the first of them takes.
     """
 
     def __init__(
@@ -205,6 +213,7 @@ class Trace:
         spike: Mapping[int, float] | None = None,
         gradient_bytes: int = 100 * 2**20,
         batch_ms: tuple[float, float, float] | None = None,
+        slow_worker: float = 1.0,
         persistent_workers: bool = True,
         memory_bytes: Sequence[int] | None = None,
         first_batch_ms: Mapping[int, float] | None = None,
@@ -275,7 +284,9 @@ class Trace:
                     hello=greeting,
                     snapshot=True,
                     spans=tuple(spans),
-                    workers=worker_costs(pids, batch_ms) if batch_ms else (),
+                    workers=(
+                        worker_costs(pids, batch_ms, first_times=slow_worker) if batch_ms else ()
+                    ),
                 )
             )
         self.sensors = sensors(

@@ -258,6 +258,7 @@ def finding_document(finding: Finding) -> dict[str, Any]:
         "summary": finding.summary,
         "opened_step": finding.opened_step,
         "resolved_step": finding.resolved_step,
+        "life": [{"what": e.what, "step": e.step, "text": e.text} for e in finding.life],
         "evidence": [
             {
                 "metric": e.metric,

@@ -117,6 +117,19 @@ class Aligned:
         return [min(column) for column in zip(*self.comm_ms, strict=True)]
 
     @cached_property
+    def without_wait_ms(self) -> list[float]:
+        """The step if nobody waited for data, [step]: the slowest own time, plus transfer."""
+        return [
+            max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
+            for owns, waits, transfer in zip(
+                zip(*self.own_ms, strict=True),
+                zip(*self.data_wait_ms, strict=True),
+                self.transfer_ms,
+                strict=True,
+            )
+        ]
+
+    @cached_property
     def mean_step_ms(self) -> float:
         """Mean step over all ranks and steps."""
         return mean_ms([value for row in self.step_ms for value in row])

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.communication import comm_bound, straggler
 from gpuwatch.diagnosis.hang import hang
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
@@ -22,7 +23,7 @@ from gpuwatch.diagnosis.periodic import (
     stall_validation,
     worker_restart,
 )
-from gpuwatch.diagnosis.types import Abstain, Finding, Rule, RunDiagnosis, RunPicture
+from gpuwatch.diagnosis.types import Abstain, Finding, LifeEvent, Rule, RunDiagnosis, RunPicture
 from gpuwatch.store.views import RunView, View
 
 __all__ = ["RULES", "Engine", "diagnose_run"]
@@ -57,6 +58,10 @@ CLOSE_AFTER = 5
 ABSTAINED = 6
 """Abstentions that weigh as much as one evaluation without the finding."""
 
+COST_CHANGED = 0.25
+"""Of the cost when it was told last: a smaller change is no update."""
+
+_KEPT_EVENTS = 16
 _KEPT_RESOLVED = 16
 _KEPT_RUNS = 64
 
@@ -93,6 +98,31 @@ class _Life:
     seen: int = 1
     missed: float = 0.0
     open: bool = False
+    events: list[LifeEvent] = field(default_factory=list)
+    told: Finding | None = None
+    """As it was when its last event was told."""
+
+    def tell(self, what: str, step: int, at_s: float, text: str = "") -> None:
+        """Note an event; the first one is kept for ever, of the others the latest."""
+        self.events.append(LifeEvent(what, step, at_s, text))
+        del self.events[1 : max(1, len(self.events) - _KEPT_EVENTS)]
+
+
+def _change(before: Finding, now: Finding) -> str:
+    """Return what of a finding has changed so much that it is news, empty if nothing has."""
+    words = [
+        f"{name} {old} -> {new}"
+        for name in ("severity", "confidence")
+        if (old := getattr(before, name)) != (new := getattr(now, name))
+    ]
+    if before.ranks != now.ranks:
+        words.append(f"{ranks_text(before.ranks)} -> {ranks_text(now.ranks)}")
+    if before.cost_ms is not None and now.cost_ms is not None and before.share is not None:
+        # What only says how long it has lasted, of a hang say, grows at every look.
+        least_ms = COST_CHANGED * max(before.cost_ms, now.cost_ms)
+        if abs(now.cost_ms - before.cost_ms) > least_ms and now.kind != "hang":
+            words.append(f"cost {before.cost_ms:.1f} -> {now.cost_ms:.1f} ms")
+    return ", ".join(words)
 
 
 @dataclass(slots=True)
@@ -155,18 +185,25 @@ class Engine:
             life.missed = 0
             if not life.open and life.seen >= self._open_after:
                 life.open = True
+                what = "reopened" if life.id else "opened"
                 if not life.id:
                     state.numbered += 1
                     life.id = f"F{state.numbered}"
+                life.tell(what, run.steps, at_s)
+                life.told = finding
                 finding = replace(finding, opened_step=run.steps, opened_s=at_s)
             elif life.open:
+                text = _change(life.told, finding) if life.told is not None else ""
+                if text:
+                    life.tell("updated", run.steps, at_s, text)
+                    life.told = finding
                 finding = replace(
                     finding,
                     opened_step=life.finding.opened_step,
                     opened_s=life.finding.opened_s,
                 )
             if life.open or not life.id:
-                life.finding = replace(finding, id=life.id, state="open")
+                life.finding = replace(finding, id=life.id, state="open", life=tuple(life.events))
         for kind, life in list(state.lives.items()):
             if kind in found:
                 continue
@@ -177,7 +214,13 @@ class Engine:
                 del state.lives[kind]
             elif life.open and life.missed >= self._close_after:
                 life.open = False
-                life.finding = replace(life.finding, state="resolved", resolved_step=run.steps)
+                life.tell("resolved", run.steps, at_s)
+                life.finding = replace(
+                    life.finding,
+                    state="resolved",
+                    resolved_step=run.steps,
+                    life=tuple(life.events),
+                )
 
     @staticmethod
     def _shown(state: _RunState) -> tuple[Finding, ...]:

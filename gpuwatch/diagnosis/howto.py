@@ -64,6 +64,10 @@ _LINES: Mapping[str, Mapping[str, str]] = {
         "plain": "DataLoader(..., worker_init_fn=lambda _: torch.set_num_threads({new}))",
         "lightning": "DataLoader(..., worker_init_fn=lambda _: torch.set_num_threads({new}))",
     },
+    "in_order": {
+        "plain": "DataLoader(..., in_order={new})",
+        "lightning": "DataLoader(..., in_order={new})",
+    },
     "timeout": {
         "plain": "DataLoader(..., timeout=60)",
         "lightning": "DataLoader(..., timeout=60)",

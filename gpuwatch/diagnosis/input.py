@@ -24,6 +24,7 @@ from gpuwatch.diagnosis.aligned import (
 from gpuwatch.diagnosis.machine import host_mean, reading, use_of, value
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, ProcessSample
+from gpuwatch.store.batches import WorkerBatch
 from gpuwatch.store.views import RankView
 
 __all__ = ["Model", "Starvation", "loader_few_workers", "starvation", "starved_ranks"]
@@ -106,6 +107,21 @@ class Model:
     """Share of their time in which workers had a core, or waited for one."""
     main_cpu_percent: float | None
     depth: float | None
+    slowest: WorkerBatch | None
+    """The worker whose batches take longest; None where fewer than two of them are timed."""
+    others_ms: float | None
+    """A batch in the other workers: their median."""
+
+    @property
+    def slowest_busy(self) -> float:
+        """Share of its time that the slowest worker spends on batches; 0 where it is not known.
+
+        Batches come in order, one from each worker in turn: the slowest sets the pace.
+        """
+        step_ms = self.rank.step_ms
+        if self.slowest is None or not self.workers or not step_ms:
+            return 0.0
+        return self.slowest.wall_ms * self.batches / (self.workers * step_ms)
 
     @property
     def workers(self) -> int | None:
@@ -157,6 +173,10 @@ def _model(aligned: Aligned, row: int) -> Model:
         batch_ms = loader.num_workers * step_ms / batches
         if shares:
             batch_cpu_ms = sum(shares) * step_ms / batches
+    slowest = others_ms = None
+    if len(rank.worker_batches) > 1:
+        slowest = max(rank.worker_batches, key=lambda w: w.wall_ms)
+        others_ms = statistics.median(w.wall_ms for w in rank.worker_batches if w is not slowest)
     return Model(
         rank=rank,
         loader=loader,
@@ -176,6 +196,8 @@ def _model(aligned: Aligned, row: int) -> Model:
         ),
         main_cpu_percent=reading(rank, "cpu_percent"),
         depth=rank.queue_depth,
+        slowest=slowest,
+        others_ms=others_ms,
     )
 
 
@@ -190,7 +212,8 @@ def waits_for_batches(model: Model, step_ms: float) -> bool:
     """Whether the rank waits for an empty queue, whoever leaves it empty."""
     if model.wait_ms < max(FLOOR_MS, SHARE_WARNING * step_ms):
         return False
-    if model.workers and model.busy is not None and model.busy >= SATURATED:
+    busy = max(model.busy or 0.0, model.slowest_busy)
+    if model.workers and busy >= SATURATED:
         return True  # the loader's rate is the step's, however the waits fall
     if model.held < HELD_IN:
         return False
@@ -309,17 +332,8 @@ def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
         and m.wait_ms >= FLOOR_MS
         and not waits_for_batches(m, step_ms)
     ]
-    without_wait = [
-        max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
-        for owns, waits, transfer in zip(
-            zip(*aligned.own_ms, strict=True),
-            zip(*aligned.data_wait_ms, strict=True),
-            aligned.transfer_ms,
-            strict=True,
-        )
-    ]
     cores = cores_of_ranks(picture, list(aligned.ranks), step_ms)
-    return Starvation(aligned, starved, models, cores, step_ms, without_wait)
+    return Starvation(aligned, starved, models, cores, step_ms, aligned.without_wait_ms)
 
 
 def loader_few_workers(picture: RunPicture) -> Outcome:
@@ -363,7 +377,6 @@ def _loader_few_workers(picture: RunPicture) -> Outcome:
         seen.cores,
         step_ms,
         limit_ms,
-        seen.without_wait,
         picture,
     )
 
@@ -375,7 +388,6 @@ def _finding(
     cores: Cores | None,
     step_ms: float,
     limit_ms: float,
-    without_wait: list[float],
     picture: RunPicture,
 ) -> Finding:
     cost_ms = step_ms - limit_ms
@@ -406,7 +418,7 @@ def _finding(
         ),
         evidence=_evidence(aligned, worst, others, step_ms),
         ruled_out=tuple(ruled_out + open_questions),
-        hints=_hints(starved, cores, step_ms, limit_ms, without_wait),
+        hints=_hints(starved, cores, step_ms, limit_ms, picture),
     )
 
 
@@ -558,16 +570,21 @@ def _hints(
     cores: Cores | None,
     step_ms: float,
     limit_ms: float,
-    without_wait: list[float],
+    picture: RunPicture,
 ) -> tuple[Hint, ...]:
+    from gpuwatch.diagnosis.prediction import predict_step_ms
+
     dearest = max(starved, key=lambda m: (m.batch_ms or 0.0) * m.batches)
     now = dearest.workers or 0
     work_ms = (dearest.batch_ms or 0.0) * dearest.batches
     wanted = min(MOST_WORKERS, math.ceil(MARGIN * work_ms / max(limit_ms, 1e-3)))
     if wanted <= now:
         return ()
-    low_ms = max(limit_ms, work_ms / wanted)
-    high_ms = low_ms * (1 + SPREAD) + mad_ms(without_wait)
+    numbers = [m.rank.rank for m in starved]
+    predicted = predict_step_ms(picture, wanted, numbers)
+    if predicted is None:
+        return ()
+    low_ms, high_ms = predicted
     if high_ms >= step_ms:
         high_ms = (low_ms + step_ms) / 2
     where = (
@@ -578,7 +595,7 @@ def _hints(
     return (
         Hint(
             change=(
-                f"num_workers {now} -> {wanted} on {ranks_text([m.rank.rank for m in starved])}: "
+                f"num_workers {now} -> {wanted} on {ranks_text(numbers)}: "
                 f"predicted step {step_ms:.0f} -> {low_ms:.0f}..{high_ms:.0f} ms; {where}"
             ),
             knob="num_workers",

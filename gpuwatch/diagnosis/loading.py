@@ -8,6 +8,7 @@ training process itself is busy receiving (collating and handing over).
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpuwatch.diagnosis.aligned import mad_ms, mean_ms, ranks_text
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
@@ -21,6 +22,7 @@ from gpuwatch.diagnosis.input import (
     IOWAIT_PERCENT,
     LATENCY_BOUND,
     MAIN_BUSY_PERCENT,
+    SATURATED,
     SPREAD,
     WORKERS_CLOCK,
     Model,
@@ -31,7 +33,15 @@ from gpuwatch.diagnosis.machine import host_mean, mean_or_none, value
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import IoSample
 
-__all__ = ["collate_ipc", "cpu_decode_aug", "loader_oversub", "other_cause", "storage_slow"]
+__all__ = [
+    "collate_ipc",
+    "cpu_decode_aug",
+    "loader_oversub",
+    "one_slow_worker",
+    "other_cause",
+    "storage_slow",
+    "uneven",
+]
 
 DISK_BUSY_PERCENT = 90.0
 """iostat's %util: on one disk a limit, on an array that serves many requests at once not yet."""
@@ -47,6 +57,10 @@ MANY_THREADS = 4.0
 
 THREADS_PER_CORE = 1.5
 """Compute threads of all workers over the cores: above, they take turns."""
+
+UNEVEN = 2.0
+"""A worker takes so many times as long for a batch as the others' median. Workers of a healthy
+loader were within 20 % of each other over ten seconds."""
 
 IDLE_WORKER = 0.3
 """CPU share below which a worker that is not blocked waits for orders or to hand over."""
@@ -64,6 +78,8 @@ def _cause(picture: RunPicture, seen: Starvation) -> str:
             return found.kind
     if _storage(picture, seen) is not None:
         return "storage_slow"
+    if uneven(seen):
+        return "stall_prefetch_burst"
     if _collating(seen) is not None or _receiving(seen) is not None:
         return "collate_ipc"
     if _threads(picture, seen) is not None:
@@ -259,6 +275,87 @@ def _storage_slow(picture: RunPicture) -> Outcome:
         ),
         sure=len(evidence) > 1,
     )
+
+
+# --- one slow worker ----------------------------------------------------------------------------
+
+
+def uneven(seen: Starvation) -> list[Model]:
+    """Return the ranks of whose workers one is much slower than the others, and sets the pace."""
+    return [
+        model
+        for model in seen.starved
+        if model.slowest is not None
+        and model.others_ms is not None
+        and model.slowest.wall_ms >= UNEVEN * model.others_ms
+        and model.slowest_busy >= SATURATED
+    ]
+
+
+def one_slow_worker(seen: Starvation, models: list[Model]) -> Outcome:
+    """Batches come in order: every step that is the slow worker's turn waits for it.
+
+    cost = step - max(step with zero data wait, a batch in the other workers / workers).
+    """
+    worst = max(models, key=lambda m: m.wait_ms)
+    others_ms = max((m.others_ms or 0.0) * m.batches / (m.workers or 1) for m in models)
+    limit_ms = max(mean_ms(seen.without_wait), others_ms)
+    slowest, workers = worst.slowest, worst.workers or 1
+    if slowest is None or worst.others_ms is None:
+        return None
+    ranks = [m.rank.rank for m in models]
+    found = _made(
+        replace(seen, starved=models),
+        "stall_prefetch_burst",
+        limit_ms=limit_ms,
+        summary=(
+            f"one loader worker of {workers} on {ranks_text(ranks)} is slow: every step in "
+            f"{workers} waits for it, {worst.wait_ms:.0f} of {seen.step_ms:.0f} ms on average"
+        ),
+        evidence=(
+            Evidence(
+                "slowest_worker",
+                round(slowest.wall_ms, 1),
+                "ms",
+                f"a batch, pid {slowest.pid} of rank {worst.rank.rank}; {worst.others_ms:.1f} ms "
+                "in the others",
+                WORKERS_CLOCK,
+            ),
+            Evidence(
+                "slowest_worker_busy",
+                round(100 * min(1.0, worst.slowest_busy)),
+                "%",
+                f"of its time; {100 * (worst.busy or 0.0):.0f} % is the mean of the workers",
+                WORKERS_CLOCK,
+            ),
+        ),
+        ruled_out=(
+            f"too few workers: the others are idle, a batch takes them {worst.others_ms:.0f} ms",
+            "checkpoints and logging: the period is the number of workers",
+        ),
+        hints=(
+            Hint(
+                change=(
+                    f"see what worker {slowest.pid} does (py-spy dump --pid {slowest.pid}): a "
+                    "shard on slower storage, longer items, a lock; shards of equal cost a "
+                    f"worker: {_predicted(seen, limit_ms)}"
+                ),
+                knob="shards",
+                predicted_ms=_range(seen, limit_ms),
+            ),
+            Hint(
+                change=(
+                    "let ready batches overtake it, where their order does not matter: "
+                    "in_order=False (PyTorch 2.6 and later)"
+                ),
+                knob="in_order",
+                old=True,
+                new=False,
+            ),
+        ),
+    )
+    # The wait comes once in as many steps as there are workers: it never holds in most of them.
+    return replace(found, confidence="high") if isinstance(found, Finding) else found
 
 
 # --- collating and handing over -----------------------------------------------------------------

@@ -18,7 +18,8 @@ from gpuwatch.diagnosis.aligned import (
     ranks_text,
     too_few,
 )
-from gpuwatch.diagnosis.input import starved_ranks
+from gpuwatch.diagnosis.input import Starvation, starvation, starved_ranks
+from gpuwatch.diagnosis.loading import one_slow_worker, other_cause, uneven
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, Span
 from gpuwatch.store.clocks import deciding, deciding_step_ns
@@ -352,11 +353,19 @@ def _autocorrelation(values: Sequence[float], lag: int) -> float:
 
 
 def stall_prefetch_burst(picture: RunPicture) -> Outcome:
-    """The workers finish together: one step in as many as there are workers waits for them all.
+    """One step in as many as there are workers waits: they finish together, or one of them is slow.
 
-    cost = mean wait x (1 - 1 / workers): what spreading the batches evenly would save at most.
+    cost = mean wait x (1 - 1 / workers): what spreading the batches evenly would save at most; of
+    one slow worker: step - max(step with zero data wait, a batch in the others / workers).
     """
-    return picture.once("stall_prefetch_burst", lambda: _burst(picture))
+    return picture.once("stall_prefetch_burst", lambda: _slow_or_burst(picture))
+
+
+def _slow_or_burst(picture: RunPicture) -> Outcome:
+    seen = starvation(picture, "stall_prefetch_burst")
+    if isinstance(seen, Starvation) and other_cause(picture, seen) == "stall_prefetch_burst":
+        return one_slow_worker(seen, uneven(seen))
+    return _burst(picture)
 
 
 def _burst(picture: RunPicture) -> Outcome:

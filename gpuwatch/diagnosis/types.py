@@ -13,6 +13,7 @@ __all__ = [
     "Evidence",
     "Finding",
     "Hint",
+    "LifeEvent",
     "Outcome",
     "Rule",
     "RunDiagnosis",
@@ -54,13 +55,27 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
+class LifeEvent:
+    """A turn in the life of a finding: opened, updated, resolved or reopened, at a step.
+
+    `text` says what an update changed, as `severity warning -> critical`; empty otherwise.
+    """
+
+    what: str
+    step: int
+    at_s: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A diagnosed cause.
 
     `cost_ms` is what the step would lose if the cause were gone, None for a consequence that
     `follows` another kind; `share` is cost / step. `ranks` is sorted and never empty. `id`,
-    `opened_step` and `opened_s` are given by the engine; a rule leaves them empty, and says in
-    `follows` the kind it follows, which the engine replaces by that finding's id.
+    `opened_step`, `opened_s` (of the last time that it opened) and `life`, oldest first, are given
+    by the engine; a rule leaves them empty, and says in `follows` the kind it follows, which the
+    engine replaces by that finding's id.
     """
 
     kind: str
@@ -81,6 +96,7 @@ class Finding:
     opened_s: float = 0.0
     state: str = "open"
     resolved_step: int | None = None
+    life: tuple[LifeEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

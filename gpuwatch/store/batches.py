@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuwatch.schema import WorkerCost
 
-__all__ = ["BatchCost", "WorkerTotals"]
+__all__ = ["BatchCost", "WorkerBatch", "WorkerTotals"]
 
 WINDOW_S = 10.0
 """Rates are differences over this long, longer where batches are slow."""
@@ -25,6 +26,14 @@ class BatchCost:
     wall_ms: float
     cpu_ms: float
     collate_ms: float
+    batches: int
+
+
+class WorkerBatch(NamedTuple):
+    """Mean wall time of a batch in one worker."""
+
+    pid: int
+    wall_ms: float
     batches: int
 
 
@@ -73,10 +82,14 @@ class WorkerTotals:
         """Whether any worker of the loader has reported a batch."""
         return any(key == loader for key, _ in self._rows)
 
-    def per_batch(self, loader: str) -> BatchCost | None:
-        """Return what a batch of the loader costs; None before every worker made a few."""
+    def per_batch(self, loader: str) -> tuple[BatchCost | None, tuple[WorkerBatch, ...]]:
+        """Return what a batch of the loader costs on average, and in each worker.
+
+        None, and no worker, before any of them has made a few.
+        """
         batches = wall_ns = cpu_ns = collate_ns = 0
-        for (key, _), row in self._rows.items():
+        workers: list[WorkerBatch] = []
+        for (key, pid), row in self._rows.items():
             if key != loader:
                 continue
             first, last = row[0][1], row[-1][1]
@@ -84,13 +97,16 @@ class WorkerTotals:
             if made < MIN_BATCHES:
                 continue
             batches += made
-            wall_ns += last.wall_ns - first.wall_ns
+            took_ns = last.wall_ns - first.wall_ns
+            wall_ns += took_ns
+            workers.append(WorkerBatch(pid, took_ns / 1e6 / made, made))
             cpu_ns += last.cpu_ns - first.cpu_ns
             collate_ns += last.collate_ns - first.collate_ns
         if not batches or min(wall_ns, cpu_ns, collate_ns) < 0:
-            return None
+            return None, ()
         scale = 1e6 * batches
-        return BatchCost(wall_ns / scale, cpu_ns / scale, collate_ns / scale, batches)
+        mean = BatchCost(wall_ns / scale, cpu_ns / scale, collate_ns / scale, batches)
+        return mean, tuple(workers)
 
 
 def _insert(row: "deque[_Reading]", at_s: float, cost: WorkerCost) -> None:

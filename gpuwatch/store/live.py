@@ -217,7 +217,7 @@ class _Rank:
         age_s = max(0.0, now_s - self.heard_s)
         state, reason = self._condition(age_s, node_live)
         key = window.records[-1].loader if window.records else ""
-        cost = self.worker_totals.per_batch(key)
+        cost, by_worker = self.worker_totals.per_batch(key)
         return RankView(
             run=self.run,
             rank=self.rank,
@@ -270,6 +270,7 @@ class _Rank:
                 found for w in workers if (found := means.process(w.pid)) is not None
             ),
             batch_na="" if cost is not None else self._why_no_batch_cost(key),
+            worker_batches=by_worker,
         )
 
     def _own_ms(self) -> float | None:

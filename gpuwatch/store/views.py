@@ -18,6 +18,7 @@ from gpuwatch.schema import (
     Reply,
     StepRecord,
 )
+from gpuwatch.store.batches import WorkerBatch
 from gpuwatch.store.history import Past, ProcessMeans
 
 __all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View", "bare_uuid", "same_device"]
@@ -49,7 +50,7 @@ class RankView:
 
     `batch_wall_ms`, `batch_cpu_ms` and `collate_ms` (a part of the wall) are what a batch of the
     loader that trains costs in its worker, means over about ten seconds by the workers' own
-    clocks; None with the reason in `batch_na`.
+    clocks; None with the reason in `batch_na`. `worker_batches` are the same by worker.
 
     `clock` is the one that `step_ms` and everything derived from steps is by, host or device; on
     a GPU the host's says where the host waited, not what the device did. `device_stall_ms` is how
@@ -107,6 +108,7 @@ class RankView:
     told: RankState = field(default_factory=RankState)
     process_means: ProcessMeans | None = None
     worker_means: tuple[ProcessMeans, ...] = ()
+    worker_batches: tuple[WorkerBatch, ...] = ()
 
     @property
     def pid(self) -> int | None:

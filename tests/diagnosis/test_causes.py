@@ -178,6 +178,31 @@ def test_no_affinity_where_all_are_full_or_others_fill_them(percents: tuple[floa
     assert "cpu_affinity" not in {f.kind for f in found(trace)}
 
 
+def test_one_slow_worker_is_named_and_not_their_number() -> None:
+    # Two workers take turns: 400 ms from one and 20 ms from the other make steps of 200 ms.
+    slow = starving(batch_ms=(20.0, 5.0, 1.0), slow_worker=20.0, queue_depth=0.6)
+    finding = first(slow)
+    assert finding.kind == "stall_prefetch_burst"
+    assert (finding.severity, finding.ranks) == ("critical", (0, 1))
+    assert "one loader worker of 2" in finding.summary
+    assert "pid 2000" in finding.evidence[1].compared_with
+    assert finding.cost_ms == pytest.approx(101, abs=6)
+    assert "num_workers" not in {hint.knob for hint in finding.hints}
+
+
+@pytest.mark.parametrize(
+    "innocent",
+    [
+        # Slower than the others, but nobody waits for it: it is busy half of the time.
+        {"batch_ms": (20.0, 5.0, 1.0), "slow_worker": 8.0},
+        # All alike.
+        {"batch_ms": (398.0, 40.0, 20.0), "slow_worker": 1.3},
+    ],
+)
+def test_workers_that_are_uneven_and_not_the_limit(innocent: dict[str, Any]) -> None:
+    assert "stall_prefetch_burst" not in {f.kind for f in found(starving(**innocent))}
+
+
 # --- periods ------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ def test_a_starved_loader_with_its_cost_and_a_number_of_workers() -> None:
     assert (hint.knob, hint.old, hint.new) == ("num_workers", 2, 5)
     assert hint.predicted_ms is not None
     low_ms, high_ms = hint.predicted_ms
-    assert 95 < low_ms < high_ms < 130
+    assert 90 < low_ms < 100 < high_ms < 130
     assert "num_workers 2 -> 5" in hint.change
     assert "16 cores, 4.0 busy" in hint.change
     assert {e.metric for e in finding.evidence} >= {"data_wait", "queue_depth", "batch_cost"}
@@ -309,6 +309,39 @@ def test_a_finding_opens_late_closes_late_and_keeps_its_number() -> None:
     assert shown(good) == [("F1", "loader_few_workers", "resolved")]
     shown(bad)
     assert shown(bad) == [("F1", "loader_few_workers", "open")]
+
+
+def test_the_life_of_a_finding_is_told_with_its_steps() -> None:
+    engine = Engine()
+    mild = view_of(Trace([{**HEALTHY, "data_wait": 40.0}] * 2, queue_depth=0.0, steps=30))
+    bad = view_of(starving(steps=70))
+    good = view_of(Trace([HEALTHY] * 2, steps=90))
+    for view in [mild, mild, bad, bad, *[good] * 5, bad, bad]:
+        (diagnosis,) = engine(view)
+    finding = next(f for f in diagnosis.findings if f.kind == "loader_few_workers")
+    assert [(e.what, e.step) for e in finding.life] == [
+        ("opened", 30),
+        ("updated", 70),
+        ("resolved", 90),
+        ("reopened", 70),
+    ]
+    assert "cost" in finding.life[1].text
+    assert finding.opened_step == 70  # it opened last there
+    for _ in range(3):
+        (diagnosis,) = engine(bad)
+    again = next(f for f in diagnosis.findings if f.kind == "loader_few_workers")
+    assert again.life == finding.life  # nothing new is no news
+
+
+def test_a_life_full_of_events_keeps_the_first_and_the_latest() -> None:
+    engine = Engine(open_after=1, close_after=1)
+    bad, good = view_of(starving()), view_of(Trace([HEALTHY] * 2))
+    for _ in range(40):
+        engine(bad)
+        (diagnosis,) = engine(good)
+    life = next(f for f in diagnosis.findings if f.kind == "loader_few_workers").life
+    assert len(life) <= 17
+    assert [e.what for e in (life[0], *life[-2:])] == ["opened", "reopened", "resolved"]
 
 
 def test_a_resolved_finding_that_shows_once_more_stays_resolved() -> None:

@@ -21,22 +21,22 @@ def cost(batches: int, wall_ms: float, pid: int = 7, age_s: float = 0.0) -> Work
 
 
 def wall_ms(totals: WorkerTotals, loader: str = "loader0") -> float | None:
-    found = totals.per_batch(loader)
+    found = totals.per_batch(loader)[0]
     return None if found is None else found.wall_ms
 
 
 def test_a_mean_is_a_difference_and_the_first_batch_is_not_in_it() -> None:
     totals = WorkerTotals()
     totals.add(T0_S, [cost(1, 900)])
-    assert totals.per_batch("loader0") is None
+    assert totals.per_batch("loader0")[0] is None
     totals.add(T0_S + 1, [cost(2, 940)])
-    assert totals.per_batch("loader0") is None
+    assert totals.per_batch("loader0")[0] is None
     totals.add(T0_S + 2, [cost(3, 980)])
-    found = totals.per_batch("loader0")
+    found = totals.per_batch("loader0")[0]
     assert found is not None
     assert (found.wall_ms, found.cpu_ms, found.collate_ms) == pytest.approx((40, 4, 10))
     assert found.batches == 2
-    assert totals.per_batch("loader1") is None
+    assert totals.per_batch("loader1")[0] is None
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
@@ -71,7 +71,7 @@ def test_a_pid_that_comes_again_is_another_worker() -> None:
     totals.add(T0_S, [cost(100, 1000)])
     totals.add(T0_S + 1, [cost(200, 2000)])
     totals.add(T0_S + 2, [cost(2, 200)])
-    assert totals.per_batch("loader0") is None
+    assert totals.per_batch("loader0")[0] is None
     totals.add(T0_S + 3, [cost(6, 600)])
     assert wall_ms(totals) == pytest.approx(100)
 
