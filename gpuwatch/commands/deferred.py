@@ -15,6 +15,7 @@ from gpuwatch.store.views import View
 if TYPE_CHECKING:
     from gpuwatch.commands.session import LiveSession
     from gpuwatch.diagnosis import Engine, RunDiagnosis
+    from gpuwatch.diagnosis.stacks import Ask
 
 __all__ = ["DeferredEngine", "DeferredSession"]
 
@@ -83,9 +84,14 @@ class DeferredSession:
 
 
 class DeferredEngine:
-    """The rules, loaded when there is something to judge."""
+    """The rules, loaded when there is something to judge.
 
-    def __init__(self) -> None:
+    Args:
+        ask: sends a command to a rank, for the stacks of a hang.
+    """
+
+    def __init__(self, ask: "Ask | None" = None) -> None:
+        self._ask = ask
         self._engine: Engine | None = None
 
     def __call__(self, view: View) -> "tuple[RunDiagnosis, ...]":
@@ -95,5 +101,5 @@ class DeferredEngine:
         if self._engine is None:
             from gpuwatch.diagnosis import Engine
 
-            self._engine = Engine()
+            self._engine = Engine(ask=self._ask)
         return self._engine(view)

@@ -232,7 +232,7 @@ def _headless(session: Any, run: str, process: subprocess.Popen[bytes], seconds:
     from gpuwatch.commands.shapes import diagnosis_document, status_document
     from gpuwatch.diagnosis import Engine
 
-    engine = Engine()
+    engine = Engine(ask=session.send)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s and process.poll() is None:
         time.sleep(max(0.0, min(1.0, until_s - time.monotonic())))

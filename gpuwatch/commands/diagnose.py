@@ -11,6 +11,10 @@ __all__ = ["Duration", "diagnose"]
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+_STACKS_S = 2.0
+"""So long the ranks of a hang may take to say where they stand."""
+
+
 class Duration(click.ParamType[float]):
     """Seconds, or a number with s, m or h."""
 
@@ -64,13 +68,19 @@ def diagnose(
         narrate(recorded)
         target = None
     else:
-        engine = Engine(open_after=1)
         session = LiveSession()
+        engine = Engine(open_after=1, ask=session.send)
         try:
             view = session.settled_view()
             until_s = time.monotonic() + for_s
             while time.monotonic() < until_s:
                 time.sleep(min(1.0, max(0.0, until_s - time.monotonic())))
+                view = session.view()
+                engine(view)
+            engine(view)
+            until_s = time.monotonic() + _STACKS_S
+            while engine.waiting and time.monotonic() < until_s:
+                time.sleep(0.1)
                 view = session.view()
                 engine(view)
         finally:

@@ -59,7 +59,8 @@ def watch_screen(
 
     shown = session if session is not None else deferred
     assert shown is not None
-    app = GpuwatchApp(shown, diagnose or DeferredEngine(), hz=hz, run=run, on_first_paint=painted)
+    judge = diagnose or DeferredEngine(shown.send)
+    app = GpuwatchApp(shown, judge, hz=hz, run=run, on_first_paint=painted)
     if seconds is not None:
         timer = threading.Timer(seconds, leave)
         timer.daemon = True

@@ -284,6 +284,7 @@ def finding_document(finding: Finding) -> dict[str, Any]:
             for h in finding.hints
         ],
         "follows": finding.follows,
+        "stacks": [{"rank": s.rank, "frames": list(s.frames)} for s in finding.stacks],
     }
 
 

@@ -123,6 +123,11 @@ def status_lines(view: View) -> list[str]:
     return lines
 
 
+_STACKS = 4
+_FRAMES = 12
+"""Of a hang, as text; `--json` has them all."""
+
+
 def _finding_lines(finding: Finding, place: str) -> list[str]:
     cost = (
         f"follows {finding.follows}"
@@ -142,6 +147,9 @@ def _finding_lines(finding: Finding, place: str) -> list[str]:
         for e in finding.evidence
     ]
     lines += [f"    not    {text}" for text in finding.ruled_out]
+    for stack in finding.stacks[:_STACKS]:
+        lines.append(f"    stack  of rank {stack.rank}, innermost first")
+        lines += [f"             {frame}" for frame in stack.frames[:_FRAMES]]
     for hint in finding.hints:
         lines.append(f"    try    {hint.change}")
         line = lines_of(hint).get(place)

@@ -23,6 +23,7 @@ from gpuwatch.diagnosis.periodic import (
     stall_validation,
     worker_restart,
 )
+from gpuwatch.diagnosis.stacks import Ask, HangStacks
 from gpuwatch.diagnosis.types import Abstain, Finding, LifeEvent, Rule, RunDiagnosis, RunPicture
 from gpuwatch.store.views import RunView, View
 
@@ -131,6 +132,7 @@ class _RunState:
     numbered: int = 0
     settled: bool = False
     last: RunDiagnosis | None = None
+    stacks: HangStacks | None = None
 
 
 class Engine:
@@ -139,9 +141,18 @@ class Engine:
     Args:
         open_after: evaluations in a row in which a cause must be found before it is shown; 1 for
             one-shot commands, whose window is the only evidence there is.
+        ask: sends (verb, run, rank) to a rank. With it the stacks of a hang are asked for when it
+            opens; they are in the finding as soon as they have come.
     """
 
-    def __init__(self, *, open_after: int = OPEN_AFTER, close_after: int = CLOSE_AFTER) -> None:
+    def __init__(
+        self,
+        *,
+        open_after: int = OPEN_AFTER,
+        close_after: int = CLOSE_AFTER,
+        ask: Ask | None = None,
+    ) -> None:
+        self._ask = ask
         self._open_after = open_after
         self._close_after = close_after
         self._runs: dict[str, _RunState] = {}
@@ -164,8 +175,28 @@ class Engine:
             return state.last
         findings, abstained = diagnose_run(picture_of(view, run))
         self._live(state, run, findings, {a.kind for a in abstained}, view.at_s)
-        state.last = RunDiagnosis(run.run, self._shown(state), tuple(abstained))
+        shown = self._shown(state)
+        if self._ask is not None:
+            shown = self._with_stacks(self._ask, state, run, shown)
+        state.last = RunDiagnosis(run.run, shown, tuple(abstained))
         return state.last
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the stacks of a hang have been asked for and have not come."""
+        return any(s.stacks is not None and s.stacks.waiting for s in self._runs.values())
+
+    @staticmethod
+    def _with_stacks(
+        ask: Ask, state: _RunState, run: RunView, shown: tuple[Finding, ...]
+    ) -> tuple[Finding, ...]:
+        hang = next((f for f in shown if f.kind == "hang" and f.state == "open"), None)
+        if hang is None and state.stacks is None:
+            return shown
+        if state.stacks is None:
+            state.stacks = HangStacks(ask)
+        told = state.stacks.take(run, hang)
+        return tuple(told if f is hang and told is not None else f for f in shown)
 
     def _live(
         self,

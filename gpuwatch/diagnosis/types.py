@@ -15,6 +15,7 @@ __all__ = [
     "Hint",
     "LifeEvent",
     "Outcome",
+    "RankStack",
     "Rule",
     "RunDiagnosis",
     "RunPicture",
@@ -68,6 +69,14 @@ class LifeEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where the main thread of a rank stands: `FILE:LINE in NAME`, innermost first."""
+
+    rank: int
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A diagnosed cause.
 
@@ -75,7 +84,7 @@ class Finding:
     `follows` another kind; `share` is cost / step. `ranks` is sorted and never empty. `id`,
     `opened_step`, `opened_s` (of the last time that it opened) and `life`, oldest first, are given
     by the engine; a rule leaves them empty, and says in `follows` the kind it follows, which the
-    engine replaces by that finding's id.
+    engine replaces by that finding's id. `stacks` are those of a hang, whom it waits for first.
     """
 
     kind: str
@@ -97,6 +106,7 @@ class Finding:
     state: str = "open"
     resolved_step: int | None = None
     life: tuple[LifeEvent, ...] = ()
+    stacks: tuple[RankStack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
