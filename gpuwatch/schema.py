@@ -288,10 +288,16 @@ class RankState(_Wire, frozen=True):
 
 
 class Bye(_Wire, frozen=True):
-    """The last words of a rank. `reason` is finished, exception, interrupted or detached."""
+    """The last words of a rank. `reason` is finished, exception, interrupted or detached.
+
+    Of an exception `stack` has the innermost frames, a line each, `FILE:LINE in NAME`, innermost
+    first, and `phase` the phase in which it was raised, empty where that is not known.
+    """
 
     reason: Name
     detail: Text = ""
+    stack: Text = ""
+    phase: Name = ""
 
 
 class Command(_Wire, frozen=True):

@@ -2,8 +2,8 @@
 
 `gpuwatch run` becomes the command itself, so somebody else must look: a process forked off before,
 twice, so that it is no child of the job's. It holds nothing of the job's (no terminal, no pipe, no
-directory), sleeps on the job's end, says at most one sentence, and ends with the first rank that
-reports in, with its sentence, or with the job.
+directory), sleeps on the job's end, says at most one sentence, and ends with its sentence or with
+the job. When the first rank reports in it ends too, or becomes the witness that writes the card.
 """
 
 import contextlib
@@ -28,10 +28,11 @@ _HOOK_DIRECTORY = "/gpuwatch/probe/hook"
 _FILE_BYTES = 65536
 
 
-def start_lookout(run: str) -> None:
+def start_lookout(run: str, *, card: bool) -> None:
     """Fork the lookout for the job that this process is about to become; returns at once.
 
-    `run` is the job's run id, empty where the ranks find one themselves.
+    `run` is the job's run id, empty where the ranks find one themselves; `card` whether a card is
+    to be written at the end.
     """
     job = os.getpid()
     directory = os.path.abspath(os.environ.get("GPUWATCH_DIR") or f"/tmp/gpuwatch-{os.getuid()}")
@@ -50,7 +51,7 @@ def start_lookout(run: str) -> None:
         os.setsid()
         if os.fork() == 0:
             errors = _let_go()
-            _Lookout(job, started_ticks, run, Path(directory), errors).run()
+            _Lookout(job, started_ticks, run, Path(directory), errors, card).run()
     finally:
         os._exit(0)
 
@@ -90,8 +91,15 @@ class _Lookout:
     """Looks at the job `job` (a pid) until there is nothing left to say."""
 
     def __init__(
-        self, job: int, started_ticks: int, run: str, directory: Path, errors: int | None
+        self,
+        job: int,
+        started_ticks: int,
+        run: str,
+        directory: Path,
+        errors: int | None,
+        card: bool,
     ) -> None:
+        self._card = card
         self._job = job
         self._run = run
         self._errors = errors
@@ -110,16 +118,52 @@ class _Lookout:
             else:
                 # Without a descriptor to sleep on: the lookout must not outlive the job by long.
                 time.sleep(LOOK_S)
-            if _started_ticks(self._job) != self._started_ticks:
+            if not self._lives():
                 self._notes(set())  # nobody reads them any more
                 return
             tree = self._processes()
             if self._reports_in(tree):
+                if self._card:
+                    self._witness(poll, tree)
                 return
             sentence = self._notes(tree) or self._unwatched(tree)
             if sentence:
                 self._say(f"gpuwatch: {sentence}\n")
                 return
+
+    def _lives(self) -> bool:
+        return _started_ticks(self._job) == self._started_ticks
+
+    def _witness(self, poll: "select.poll | None", tree: set[int]) -> None:
+        from gpuwatch.commands.witness import Witness
+
+        if self._errors is None:
+            # What is written after the end needs a way that is still there then. A reader waits
+            # for the card; it comes within a second of the end.
+            self._errors = self._open_errors()
+        say = self._write_card
+        Witness(self._job, poll, self._lives, self._run, tree, self._directory, say).stay()
+
+    def _write_card(self, text: str) -> None:
+        if self._errors is None:
+            return
+        with contextlib.suppress(OSError):
+            if os.isatty(self._errors):
+                text = f"\n{text}"  # a progress bar may have left the line unfinished
+            data = text.encode("utf-8", "replace")
+            while data:
+                data = data[os.write(self._errors, data) :]
+
+    def _open_errors(self) -> int | None:
+        """Open the job's stderr anew; None where that cannot be: a socket, say.
+
+        A full pipe makes nobody wait, and no descriptor is shared with the job.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            return os.open(f"/proc/{self._job}/fd/2", flags)
+        except OSError:
+            return None
 
     def _end_of_job(self) -> "select.poll | None":
         try:
@@ -190,10 +234,10 @@ class _Lookout:
             if self._errors is not None:
                 os.write(self._errors, data)
                 return
-            # Opened anew for a moment: no descriptor of ours keeps a reader waiting for the end,
-            # and a full pipe makes nobody wait. A socket cannot be opened so: then nothing is said.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(f"/proc/{self._job}/fd/2", flags)
+            # For a moment only: no descriptor of ours keeps a reader waiting for the end.
+            descriptor = self._open_errors()
+            if descriptor is None:
+                return
             try:
                 os.write(descriptor, data)
             finally:

@@ -32,6 +32,11 @@ _LAUNCHERS = ("torch.", "accelerate.")
     is_flag=True,
     help="Count the FLOPs of one step, once; that step is much slower.",
 )
+@click.option(
+    "--card/--no-card",
+    default=True,
+    help="Say on stderr what came of it when the run ends (on).",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @click.pass_context
 def run(
@@ -39,12 +44,14 @@ def run(
     name: str | None,
     allow_control: bool,
     count_flops: bool,
+    card: bool,
     command: tuple[str, ...],
 ) -> None:
     """Run a training command and watch it, without a change to its script.
 
     CMD is what you would type without us: python, torchrun, accelerate, a shell script. It takes
-    the place of this process, so that its pid, signals, output and exit code are its own.
+    the place of this process, so that its pid, signals, output and exit code are its own. When it
+    has ended, a card of at most 25 lines on stderr says where the time went and what to change.
     """
     if not command:
         raise click.UsageError("say what to run: gpuwatch run -- python train.py")
@@ -53,7 +60,7 @@ def run(
         environ["GPUWATCH_COUNT_FLOPS"] = "1"
     if not _is_executable(command[0], environ):
         ctx.exit(_refuse(command[0], environ))
-    _watch(command, environ, name, allow_control)
+    _watch(command, environ, name, allow_control, card)
     _restore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,7 +72,11 @@ def run(
 
 
 def _watch(
-    command: Sequence[str], environ: MutableMapping[str, str], name: str | None, control: bool
+    command: Sequence[str],
+    environ: MutableMapping[str, str],
+    name: str | None,
+    control: bool,
+    card: bool,
 ) -> None:
     """Put into the environment what makes a Python watched, and say so."""
     if name is not None:
@@ -93,7 +104,10 @@ def _watch(
     click.echo(f"gpuwatch: {words}; to look at it, type gpuwatch in another terminal", err=True)
     from gpuwatch.commands.lookout import start_lookout
 
-    start_lookout(named)
+    if card:
+        # The process that we become waits for the card on its way out, if it is a Python.
+        environ["GPUWATCH_CARD"] = str(os.getpid())
+    start_lookout(named, card=card)
 
 
 # --- the run id --------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ STEPS = 20.0
 LOADING_S = 60.0
 """A fetch may be the first of an epoch, whose workers take their time."""
 
+LEFT_S = 3.0
+"""A rank that has left so shortly after the others came to stand may be what they wait for."""
+
 _BUSY = frozenset({"starting", "eval", "checkpoint", "compile"})
 _WAITING = frozenset({"comm", "backward"})
 
@@ -51,9 +54,13 @@ def _hang(picture: RunPicture) -> Outcome:
         return Abstain("hang", "a step that was finished: a first one may take long")
     if not all(_stands(r) for r in there):
         return None
-    missing = [r for r in run.ranks if r.state in {"gone", "ended"}]
-    culprits, why = _culprits(there, missing)
     age_s = min(_since_s(r) for r in there)
+    left = [r for r in run.ranks if r.state in {"gone", "ended"}]
+    # Who leaves a job that stands already, because somebody ends it, is not why it stands.
+    missing = [r for r in left if r.age_s >= age_s - LEFT_S]
+    if len(missing) < len(left):
+        return Abstain("hang", "every rank that stood: some have left since")
+    culprits, why = _culprits(there, missing)
     usual_s = statistics.median([r.step_ms for r in there if r.step_ms is not None] or [0.0]) / 1e3
     numbers = tuple(sorted(r.rank for r in culprits))
     named = set(numbers)

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -220,8 +221,38 @@ def _last_words() -> Bye:
         return Bye("finished")
     if isinstance(value, KeyboardInterrupt):
         return Bye("interrupted", "KeyboardInterrupt")
-    text = str(value).split("\n", 1)[0]
-    return Bye("exception", wire_text(f"{type(value).__name__}: {text}", 500))
+    try:
+        text = str(value).split("\n", 1)[0]
+    except Exception:
+        text = "(it cannot be printed)"
+    detail = wire_text(f"{type(value).__name__}: {text}", 500)
+    frames = [
+        f"{frame.filename}:{frame.lineno} in {frame.name}"
+        for frame in reversed(traceback.extract_tb(getattr(value, "__traceback__", None))[-64:])
+    ]
+    stack = wire_text("\n".join(frames[:_KEPT_FRAMES]), 4096)
+    return Bye("exception", detail, stack, _raised_in(frames))
+
+
+_KEPT_FRAMES = 12
+_PLACES = {
+    "/torch/utils/data/": "data_wait",
+    "/torch/distributed/": "comm",
+    "/torch/autograd/": "backward",
+    "/torch/optim/": "optimizer",
+}
+
+
+def _raised_in(frames: list[str]) -> str:
+    """Return the phase that the innermost telling frame belongs to, empty if there is none.
+
+    On the way up every mark has been left: only the traceback still knows.
+    """
+    for frame in frames:
+        for place, phase in _PLACES.items():
+            if place in frame:
+                return phase
+    return ""
 
 
 def _after_fork() -> None:

@@ -283,6 +283,7 @@ class Accountant:
         self._optimizer_keys: set[int] = set()  # of this loop: since it trains with this loader
         self._turns = 0  # steps that have closed since
         self._trained: list[_Loader] = []  # of the last step that consumed batches
+        self.finished_in = ""  # the phase in which the process ended
         self._begin_anew()
 
     def twin(self, clock: Callable[[], int]) -> "Accountant":
@@ -997,6 +998,7 @@ class Accountant:
 
     def finish(self) -> None:
         """The process ends: close the step whose optimizer has run, settle what is pending."""
+        self.finished_in = self.now(self.last_ns)[1]
         while self._spans:
             self.span_end()
         now = self._tick()

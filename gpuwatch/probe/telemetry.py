@@ -179,13 +179,20 @@ class Telemetry:
                     self._answer(sockets, who, payload)
             while self._more():
                 sockets.publish(self._frame())
-            sockets.publish(self._frame(bye=self._bye))
+            sockets.publish(self._frame(bye=self._last_words()))
             # A subscriber that has just connected is still shaking hands: let the frame out.
             time.sleep(0.02)
         finally:
             sockets.close()
             if self._claim is not None and self._bye is not None:
                 self._claim.end(well=self._bye.reason in {"finished", "detached"})
+
+    def _last_words(self) -> Bye | None:
+        """Return the goodbye, with the phase in which an exception was raised if it can be told."""
+        bye = self._bye
+        if bye is None or bye.reason != "exception" or bye.phase:
+            return bye
+        return Bye(bye.reason, bye.detail, bye.stack, wire_text(self._accountant.finished_in))
 
     def _reopen(self, sockets: RankSockets) -> RankSockets:
         """Announce this rank again: under another name, or because its files were removed."""

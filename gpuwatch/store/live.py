@@ -83,6 +83,13 @@ def _clean_reply(reply: Reply) -> Reply:
     return msgspec.structs.replace(cleaned, data="\n".join(lines))
 
 
+def _clean_bye(bye: Bye) -> Bye:
+    """Return last words fit for a terminal; the stack keeps its lines."""
+    cleaned: Bye = _clean(bye)
+    lines = [printable(line) for line in bye.stack.splitlines()]
+    return msgspec.structs.replace(cleaned, stack="\n".join(lines))
+
+
 class _Rank:
     """The mutable picture of one rank."""
 
@@ -113,6 +120,7 @@ class _Rank:
         self.state = RankState()
         self.ledger = Ledger()
         self.bye: Bye | None = None
+        self.ended_s = 0.0
         self.heard_s = 0.0
         self.age: RankAge | None = None
         self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
@@ -141,7 +149,8 @@ class _Rank:
             self.hello = _clean(frame.hello)
         self.replies.extend(map(_clean_reply, frame.replies))
         if frame.bye is not None:
-            self.bye = _clean(frame.bye)
+            self.bye = _clean_bye(frame.bye)
+            self.ended_s = frame.sent_s
         if frame.workers:
             self.worker_totals.add(frame.sent_s, frame.workers)
         if frame.snapshot:
@@ -271,6 +280,9 @@ class _Rank:
             ),
             batch_na="" if cost is not None else self._why_no_batch_cost(key),
             worker_batches=by_worker,
+            bye=self.bye,
+            # One that died without a word was heard within a tenth of a second of its end.
+            ended_s=(self.ended_s or self.sent_s or None) if self.over else None,
         )
 
     def _own_ms(self) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuwatch.schema import (
+    Bye,
     GpuSample,
     Hello,
     HostSample,
@@ -56,6 +57,9 @@ class RankView:
     a GPU the host's says where the host waited, not what the device did. `device_stall_ms` is how
     long the device had nothing to do between two steps, mean over the window, None where that is
     not known; `device_dropped` counts steps whose device times were not taken.
+
+    `bye` are its last words, None while it lives and if it died without; `ended_s` is when it ended
+    by its own wall clock, to a tenth of a second where it died without a word.
 
     `told` is what the rank said of itself last, `past` reaches back beyond the window.
     `process_means` and `worker_means` are the sampler's readings over about six seconds.
@@ -109,6 +113,8 @@ class RankView:
     process_means: ProcessMeans | None = None
     worker_means: tuple[ProcessMeans, ...] = ()
     worker_batches: tuple[WorkerBatch, ...] = ()
+    bye: Bye | None = None
+    ended_s: float | None = None
 
     @property
     def pid(self) -> int | None:

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from builders import T0_S, Trace
+from builders import T0_S, Trace, node_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuwatch.diagnosis import Finding
+from gpuwatch.diagnosis import Engine, Finding
 from gpuwatch.diagnosis.engine import RULES, diagnose_run, picture_of
 from gpuwatch.diagnosis.memory import rising
-from gpuwatch.schema import Bye, IoSample, RankState, Reading, Span
+from gpuwatch.schema import Bye, IoSample, RankFrame, RankState, Reading, Span
 from gpuwatch.store import Store
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
@@ -389,16 +389,13 @@ def test_a_leak_is_named_with_its_slope_and_device() -> None:
 # --- hang ---------------------------------------------------------------------------------------
 
 
-def standing(
-    phases: Sequence[tuple[str, str, int]], age_s: float = 60.0, gone: Sequence[int] = ()
-) -> Trace:
+def standing(phases: Sequence[tuple[str, str, int]], age_s: float = 60.0) -> Trace:
     """Ranks that stand: (status, phase, steps) of each, the same time ago."""
     trace = Trace([HEALTHY] * len(phases))
     trace.frames = [
         replace(
             frame,
             state=RankState(status=status, phase=phase, phase_age_ns=int(age_s * 1e9), step=steps),
-            bye=Bye("exception", "RuntimeError: x") if frame.rank in gone else None,
         )
         for frame, (status, phase, steps) in zip(trace.frames, phases, strict=True)
     ]
@@ -410,25 +407,60 @@ def hang_of(trace: Trace) -> Finding | None:
 
 
 @pytest.mark.parametrize(
-    ("phases", "gone", "ranks", "says"),
+    ("phases", "ranks", "says"),
     [
         # One rank stands in its forward, the others wait for it in a collective.
-        ([("training", "forward", 70), ("training", "comm", 70)], (), (0,), "stands in forward"),
-        ([("training", "backward", 70), ("training", "data_wait", 70)], (), (1,), "in data_wait"),
+        ([("training", "forward", 70), ("training", "comm", 70)], (0,), "stands in forward"),
+        ([("training", "backward", 70), ("training", "data_wait", 70)], (1,), "in data_wait"),
         # One is a step behind the others: its collective is missing.
-        ([("training", "comm", 72), ("training", "comm", 71)], (), (1,), "stands at step 71"),
-        ([("training", "comm", 70), ("training", "comm", 70)], (), (0, 1), "stands in comm"),
-        ([("training", "comm", 70), ("training", "comm", 70)], (1,), (1,), "rank 1 is gone"),
+        ([("training", "comm", 72), ("training", "comm", 71)], (1,), "stands at step 71"),
+        ([("training", "comm", 70), ("training", "comm", 70)], (0, 1), "stands in comm"),
     ],
 )
 def test_a_hang_names_whom_the_others_wait_for(
-    phases: Sequence[tuple[str, str, int]], gone: Sequence[int], ranks: tuple[int, ...], says: str
+    phases: Sequence[tuple[str, str, int]], ranks: tuple[int, ...], says: str
 ) -> None:
-    finding = hang_of(standing(phases, gone=gone))
+    finding = hang_of(standing(phases))
     assert finding is not None
     assert (finding.severity, finding.ranks) == ("critical", ranks)
     assert says in finding.summary
     assert finding.cost_ms == pytest.approx(60_000, rel=0.01)
+
+
+def test_who_leaves_is_the_cause_only_of_what_comes_after() -> None:
+    engine = Engine(open_after=1)
+    trace = standing([("training", "forward", 70), ("training", "comm", 70)], age_s=0.1)
+    silent = [replace(f, seq=2, records=(), snapshot=False, hello=None) for f in trace.frames]
+    bye = replace(silent[1], bye=Bye("interrupted", "KeyboardInterrupt"))
+    now_s = 100.0
+
+    def hang(store: Store) -> Finding:
+        view = store.view()
+        (diagnosis,) = engine(view)
+        return next(f for f in diagnosis.findings if f.kind == "hang")
+
+    # One leaves, and the other stands since.
+    store = Store(lambda: now_s)
+    store.apply(trace.node_frame, now_s)
+    store.apply(node_frame(2, [bye]), now_s)
+    now_s = 160.0
+    store.apply(node_frame(3, [standing_for(silent[0], 60.0)]), now_s)
+    assert (hang(store).ranks, "is gone" in hang(store).summary) == ((1,), True)
+
+    # A person ends a job that stands already, and who waited is the first to go.
+    engine = Engine(open_after=1)
+    store = Store(lambda: now_s)
+    store.apply(trace.node_frame, now_s)
+    store.apply(node_frame(2, [standing_for(frame, 55.0) for frame in silent]), now_s)
+    before = hang(store)
+    assert before.ranks == (0,)
+    store.apply(node_frame(3, [replace(bye, seq=3)]), now_s)
+    now_s = 162.0
+    assert hang(store) == before
+
+
+def standing_for(frame: RankFrame, seconds: float) -> RankFrame:
+    return replace(frame, state=replace(frame.state, phase_age_ns=int(seconds * 1e9)))
 
 
 @pytest.mark.parametrize("status", ["eval", "checkpoint", "compile", "starting"])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import support
 
+from gpuwatch.commands.card import MOST_LINES
 from gpuwatch.commands.lookout import _switches
 from gpuwatch.commands.run import _is_first_rank, _run_id
 from gpuwatch.schema import RankFrame
@@ -109,7 +110,7 @@ def test_switches_that_keep_the_hook_out(line: str, switch: str) -> None:
 # --- the command is its own --------------------------------------------------------------------
 
 
-def test_the_command_sees_nothing_of_us_but_two_variables(rundir: Path, tmp_path: Path) -> None:
+def test_the_command_sees_nothing_of_us_but_three_variables(rundir: Path, tmp_path: Path) -> None:
     def picture(argv: Sequence[str], **env: str) -> tuple[dict[str, Any], bytes]:
         with (tmp_path / "err").open("wb") as err:
             started = subprocess.Popen(
@@ -122,6 +123,7 @@ def test_the_command_sees_nothing_of_us_but_two_variables(rundir: Path, tmp_path
             out = started.communicate(timeout=30)[0]
         seen = json.loads(out)
         assert seen.pop("pid") == started.pid
+        assert seen["environ"].pop("GPUWATCH_CARD", str(started.pid)) == str(started.pid)
         seen["fds"] = [fd for fd in seen["fds"] if "pipe:" not in fd[1] and "/proc/" not in fd[1]]
         return seen, (tmp_path / "err").read_bytes()
 
@@ -148,6 +150,14 @@ def test_the_command_sees_nothing_of_us_but_two_variables(rundir: Path, tmp_path
     support.wait_until(lambda: lookout_gone(rundir), 1, "the end of the lookout")
 
 
+def without_card(stderr: bytes) -> tuple[bytes, list[str]]:
+    """Return what was said before the card, and the lines of the card."""
+    head = re.search(rb"^gpuwatch: run \S+  .*\d+ ranks?  ", stderr, re.MULTILINE)
+    if head is None:
+        return stderr, []
+    return stderr[: head.start()], stderr[head.start() :].decode().splitlines()
+
+
 ENDS = ["plainly", "raises", "exit 3", "SIGTERM", "SIGKILL", "SIGINT", "backward raises"]
 ENDS += ["backward twice", "worker raises", "item raises", "interrupted in a fetch"]
 ENDS += ["forward raises", "hook raises", "thread raises", "atexit raises", "exit words"]
@@ -172,7 +182,10 @@ def test_ends_are_those_of_the_command(rundir: Path, tmp_path: Path) -> None:
         assert done.returncode == 1
         files = {p.name: masked(p.read_bytes()) for p in directory.iterdir()}
         assert len(files) == 2 * len(ENDS)
-        files["of the first"] = masked(NARRATION.sub(b"", done.stderr))
+        # What trains for a moment is over before anybody has looked: there may be no card.
+        errors, card = without_card(done.stderr)
+        assert len(card) <= (MOST_LINES if prefix else 0)
+        files["of the first"] = masked(NARRATION.sub(b"", errors))
         return done.stdout, files
 
     with ThreadPoolExecutor(2) as pool:
@@ -436,7 +449,9 @@ def frames_of(
     words: Sequence[str] = (),
 ) -> list[RankFrame]:
     """Start a job, and ask its ranks for their past when they have come so far and said so."""
-    with support.process([*RUN, "--name", "unmodified", "--", *argv], env, output=log) as job:
+    with support.process(
+        [*RUN, "--no-card", "--name", "unmodified", "--", *argv], env, output=log
+    ) as job:
         frames: list[RankFrame] = []
 
         def all_there() -> bool:

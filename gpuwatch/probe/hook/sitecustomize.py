@@ -110,7 +110,31 @@ def _leave_note(error: ImportError) -> None:
         return
 
 
+def _wait_for_card() -> None:
+    """Let `gpuwatch run` write its card before this process, the job's first, is gone.
+
+    Who waits for the job (a shell with its prompt) then sees the card first. At most two seconds,
+    and nothing where no rank has reported in.
+    """
+    try:
+        if os.environ.get("GPUWATCH_CARD") != str(os.getpid()):
+            return  # a forked child
+        import socket
+
+        directory = os.environ.get("GPUWATCH_DIR") or f"/tmp/gpuwatch-{os.getuid()}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.settimeout(2.0)
+            door.connect(os.path.join(directory, f"card-{os.getpid()}.s"))
+            door.recv(1)
+    except BaseException:
+        return
+
+
 def _boot() -> None:
+    if os.environ.get("GPUWATCH_CARD") == str(os.getpid()):
+        import atexit
+
+        atexit.register(_wait_for_card)  # the first to be registered is called last
     if getattr(sys, "_gpuwatch_boot", None):
         return
     sys._gpuwatch_boot = True  # type: ignore[attr-defined]
