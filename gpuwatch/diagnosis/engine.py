@@ -1,12 +1,12 @@
 """The life of findings: opened late, closed late, numbered once."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.communication import comm_bound, straggler
-from gpuwatch.diagnosis.hang import hang
+from gpuwatch.diagnosis.hang import hang, stands_still
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import loader_few_workers
 from gpuwatch.diagnosis.loading import (
@@ -76,12 +76,14 @@ def _by_cost(finding: Finding) -> tuple[bool, float]:
     return finding.cost_ms is None, -(finding.cost_ms or 0.0)
 
 
-def diagnose_run(picture: RunPicture) -> tuple[list[Finding], list[Abstain]]:
-    """Ask every rule once. No life cycle: what holds now, dearest first."""
+def diagnose_run(
+    picture: RunPicture, kinds: Iterable[str] = RULES
+) -> tuple[list[Finding], list[Abstain]]:
+    """Ask every rule once, or those of some kinds. No life cycle: what holds now, dearest first."""
     findings: list[Finding] = []
     abstained: list[Abstain] = []
-    for rule in RULES.values():
-        outcome = rule(picture)
+    for kind in kinds:
+        outcome = RULES[kind](picture)
         if isinstance(outcome, Finding):
             findings.append(replace(outcome, run=picture.run.run))
         elif isinstance(outcome, Abstain):
@@ -173,8 +175,12 @@ class Engine:
         state.settled = run.state == "ended"
         if state.settled and state.last is not None and state.last.findings:
             return state.last
-        findings, abstained = diagnose_run(picture_of(view, run))
-        self._live(state, run, findings, {a.kind for a in abstained}, view.at_s)
+        # While nothing moves there is nothing new to judge a step by.
+        kinds = ("hang",) if stands_still(run) and state.last is not None else tuple(RULES)
+        findings, abstained = diagnose_run(picture_of(view, run), kinds)
+        if state.last is not None:
+            abstained += [a for a in state.last.abstained if a.kind not in kinds]
+        self._live(state, run, kinds, findings, {a.kind for a in abstained}, view.at_s)
         shown = self._shown(state)
         if self._ask is not None:
             shown = self._with_stacks(self._ask, state, run, shown)
@@ -202,10 +208,12 @@ class Engine:
         self,
         state: _RunState,
         run: RunView,
+        kinds: Collection[str],
         findings: list[Finding],
         abstained: set[str],
         at_s: float,
     ) -> None:
+        """Let the findings of these kinds live on; those of others stay as they are."""
         found = {f.kind: f for f in findings}
         for kind, now in found.items():
             finding = now
@@ -236,7 +244,7 @@ class Engine:
             if life.open or not life.id:
                 life.finding = replace(finding, id=life.id, state="open", life=tuple(life.events))
         for kind, life in list(state.lives.items()):
-            if kind in found:
+            if kind in found or kind not in kinds:
                 continue
             life.seen = 0
             # A rule that cannot judge any more says nothing for its finding, for a while.

@@ -4,9 +4,9 @@ import statistics
 
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
-from gpuwatch.store.views import RankView
+from gpuwatch.store.views import RankView, RunView
 
-__all__ = ["STANDS_S", "hang"]
+__all__ = ["STANDS_S", "hang", "stands_still"]
 
 STANDS_S = 10.0
 """Below, a slow checkpoint, a page-in or a rebuild may explain it."""
@@ -16,6 +16,10 @@ STEPS = 20.0
 
 LOADING_S = 60.0
 """A fetch may be the first of an epoch, whose workers take their time."""
+
+STILL_S = 3.0
+STILL_STEPS = 5.0
+"""Half of the six seconds over which readings of the machine are averaged."""
 
 LEFT_S = 3.0
 """A rank that has left so shortly after the others came to stand may be what they wait for."""
@@ -34,6 +38,17 @@ def _stands(rank: RankView) -> bool:
     usual_s = (rank.step_p95_ms or rank.step_ms or 0.0) / 1e3
     least_s = max(LOADING_S if rank.phase == "data_wait" else STANDS_S, STEPS * usual_s)
     return rank.phase_age_s >= least_s
+
+
+def stands_still(run: RunView) -> bool:
+    """Whether no rank has moved for so long that its window is of another time than the sensors.
+
+    A machine on which nothing runs looks as if the steps before had had it to themselves.
+    """
+    there = [r for r in run.ranks if r.state not in {"gone", "ended"}]
+    return bool(there) and all(
+        r.phase_age_s >= max(STILL_S, STILL_STEPS * (r.step_p95_ms or 0.0) / 1e3) for r in there
+    )
 
 
 def hang(picture: RunPicture) -> Outcome:

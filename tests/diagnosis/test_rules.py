@@ -7,11 +7,13 @@ import pytest
 from builders import Trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuwatch.diagnosis import RULES, Abstain, Engine, Finding, RunPicture
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.engine import diagnose_run, picture_of
 from gpuwatch.diagnosis.types import Evidence
+from gpuwatch.schema import RankState
 from gpuwatch.store import Store, View
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
@@ -309,6 +311,33 @@ def test_a_finding_opens_late_closes_late_and_keeps_its_number() -> None:
     assert shown(good) == [("F1", "loader_few_workers", "resolved")]
     shown(bad)
     assert shown(bad) == [("F1", "loader_few_workers", "open")]
+
+
+def test_a_run_that_stands_is_not_judged_by_a_machine_that_has_become_idle() -> None:
+    def trace(cpu: float, phase_age_s: float) -> Trace:
+        made = Trace([HEALTHY] * 2, transfer_ms=60.0, cpu=cpu)
+        state = RankState("training", "comm", int(phase_age_s * 1e9), 70)
+        made.frames = [replace(frame, state=state) for frame in made.frames]
+        return made
+
+    engine = Engine()
+    busy = view_of(trace(98.0, 0.01))
+    for _ in range(3):
+        (before,) = engine(busy)
+    assert [(f.kind, f.severity) for f in before.findings] == [("comm_bound", "note")]
+    # The same window, and cores that are free because nobody works.
+    for _ in range(3):
+        (after,) = engine(view_of(trace(3.0, 8.0)))
+        assert after.findings == before.findings
+    for _ in range(3):
+        (after,) = engine(view_of(trace(3.0, 30.0)))
+    assert [(f.kind, f.severity) for f in after.findings] == [
+        ("hang", "critical"),
+        ("comm_bound", "note"),
+    ]
+    # Where nothing was seen before, the window is all there is.
+    (alone,) = Engine(open_after=1)(view_of(trace(3.0, 8.0)))
+    assert [f.kind for f in alone.findings] == ["comm_bound"]
 
 
 def test_the_life_of_a_finding_is_told_with_its_steps() -> None:
