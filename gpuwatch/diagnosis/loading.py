@@ -62,6 +62,9 @@ UNEVEN = 2.0
 """A worker takes so many times as long for a batch as the others' median. Workers of a healthy
 loader were within 20 % of each other over ten seconds."""
 
+TAKES_PART = 0.5
+"""Of the CPU that the workers of the busiest rank use: who uses so much is a part of the load."""
+
 IDLE_WORKER = 0.3
 """CPU share below which a worker that is not blocked waits for orders or to hand over."""
 
@@ -107,7 +110,9 @@ def _made(
     ruled_out: Iterable[str],
     hints: Iterable[Hint],
     sure: bool = True,
+    ranks: tuple[int, ...] = (),
 ) -> Outcome:
+    """Return the finding; `ranks` where they are others than those that wait."""
     cost_ms = seen.step_ms - limit_ms
     if cost_ms < seen.floor_ms:
         return None
@@ -117,7 +122,7 @@ def _made(
     return Finding(
         kind=kind,
         severity=seen.severity(share),
-        ranks=seen.ranks,
+        ranks=ranks or seen.ranks,
         nodes=seen.nodes,
         cost_ms=cost_ms,
         share=share,
@@ -535,6 +540,16 @@ def _oversub(picture: RunPicture) -> Outcome:
     worst = seen.worst
     ranks_here = max(1, len(seen.aligned.ranks) // max(1, len(picture.nodes) or 1))
     fitting = max(1, min(worst.workers or 1, cores.cores // ranks_here))
+    # They share the cores: who waits for data, and who for a peer that does, is chance.
+    crowding = tuple(
+        sorted(
+            m.rank.rank
+            for m in seen.models
+            if m.workers
+            and m.rank.node in seen.nodes
+            and (m in seen.starved or (_worker_threads(m) or 0.0) >= MANY_THREADS)
+        )
+    )
     return _made(
         seen,
         "loader_oversub",
@@ -589,6 +604,7 @@ def _oversub(picture: RunPicture) -> Outcome:
             ),
         ),
         sure=threads >= 2 * MANY_THREADS,
+        ranks=crowding,
     )
 
 
@@ -658,13 +674,23 @@ def _decode(picture: RunPicture) -> Outcome:
         else _batch(worst)
     )
     needed = math.ceil(workers * seen.step_ms / max(limit_ms, 1e-3))
+    # The cores are one: whose workers take them, not who happens to wait.
+    most = max(_worker_cores(m) for m in seen.models)
+    taking = tuple(
+        sorted(
+            m.rank.rank
+            for m in seen.models
+            if m.rank.node in seen.nodes
+            and (m in seen.starved or _worker_cores(m) >= TAKES_PART * most)
+        )
+    )
     return _made(
         seen,
         "cpu_decode_aug",
         limit_ms=limit_ms,
         summary=(
             f"making batches takes all {cores.cores} cores: {worst.wait_ms:.0f} of "
-            f"{seen.step_ms:.0f} ms of a step wait for data on {ranks_text(seen.ranks)}"
+            f"{seen.step_ms:.0f} ms of a step wait for data on {ranks_text(taking)}"
         ),
         evidence=(
             Evidence(
@@ -710,4 +736,5 @@ def _decode(picture: RunPicture) -> Outcome:
                 new=needed,
             ),
         ),
+        ranks=taking,
     )

@@ -178,6 +178,28 @@ def test_no_affinity_where_all_are_full_or_others_fill_them(percents: tuple[floa
     assert "cpu_affinity" not in {f.kind for f in found(trace)}
 
 
+@pytest.mark.parametrize(
+    ("kind", "signal"),
+    [
+        ("cpu_decode_aug", {"worker_cpu": 98.0, "worker_state": "R", "threads": 2.0}),
+        ("loader_oversub", {"worker_cpu": 95.0, "threads": 10.0}),
+    ],
+)
+def test_whose_workers_fill_the_cores_is_named_not_who_happens_to_wait(
+    kind: str, signal: dict[str, Any]
+) -> None:
+    # The second rank waits for the first one in its collectives, and hardly for data.
+    trace = Trace(
+        [STARVED, {**HEALTHY, "data_wait": 4.0}],
+        **{
+            "num_workers": 2, "queue_depth": 0.0, "batch_ms": (398.0, 390.0, 10.0), "cpu": 100.0,
+            "cores": 4, "main_cpu": 5.0, **signal,
+        },
+    )  # fmt: skip
+    finding = next(f for f in found(trace) if f.kind == kind)
+    assert finding.ranks == (0, 1)
+
+
 def test_one_slow_worker_is_named_and_not_their_number() -> None:
     # Two workers take turns: 400 ms from one and 20 ms from the other make steps of 200 ms.
     slow = starving(batch_ms=(20.0, 5.0, 1.0), slow_worker=20.0, queue_depth=0.6)
