@@ -112,6 +112,11 @@ class Aligned:
         ]
 
     @cached_property
+    def own_columns_ms(self) -> list[tuple[float, ...]]:
+        """Step without exposed communication, [step][rank]."""
+        return list(zip(*self.own_ms, strict=True))
+
+    @cached_property
     def transfer_ms(self) -> list[float]:
         """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
         return [min(column) for column in zip(*self.comm_ms, strict=True)]
@@ -122,7 +127,7 @@ class Aligned:
         return [
             max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
             for owns, waits, transfer in zip(
-                zip(*self.own_ms, strict=True),
+                self.own_columns_ms,
                 zip(*self.data_wait_ms, strict=True),
                 self.transfer_ms,
                 strict=True,

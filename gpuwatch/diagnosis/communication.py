@@ -106,18 +106,11 @@ def _straggler(picture: RunPicture) -> Outcome:
     own = [mean_ms(row) for row in aligned.own_ms]
     row = max(range(len(own)), key=own.__getitem__)
     others = [i for i in range(len(own)) if i != row]
-    lags_ms = [
-        aligned.own_ms[row][s] - statistics.median(aligned.own_ms[i][s] for i in others)
-        for s in range(aligned.count)
-    ]
+    columns = aligned.own_columns_ms
+    lags_ms = [c[row] - statistics.median(c[:row] + c[row + 1 :]) for c in columns]
     lag_ms = own[row] - statistics.median(own[i] for i in others)
     step_ms = aligned.mean_step_ms
-    last_in = mean_ms(
-        [
-            all(aligned.own_ms[row][s] >= aligned.own_ms[i][s] for i in others)
-            for s in range(aligned.count)
-        ]
-    )
+    last_in = mean_ms([c[row] >= max(c) for c in columns])
     error_ms = MEDIAN_ERROR * mad_ms(lags_ms) / aligned.count**0.5
     share = SHARE_FIXED if last_in >= HELD_HIGH else SHARE_WARNING
     if (
@@ -143,10 +136,11 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     """Return the finding of ranks that are late in turn, None where their lateness is scatter."""
     own = aligned.own_ms
     count = len(own)
-    lasts = [max(range(count), key=lambda r: own[r][s]) for s in range(aligned.count)]
+    columns = aligned.own_columns_ms
+    lasts = [c.index(max(c)) for c in columns]
     lags_ms = [
-        own[last][s] - statistics.median(own[r][s] for r in range(count) if r != last)
-        for s, last in enumerate(lasts)
+        c[last] - statistics.median(c[:last] + c[last + 1 :])
+        for c, last in zip(columns, lasts, strict=True)
     ]
     step_ms = aligned.mean_step_ms
     lag_ms = mean_ms(lags_ms)

@@ -377,13 +377,12 @@ def _burst(picture: RunPicture) -> Outcome:
     if missing is not None:
         return missing
     found = []
+    starved = set(starved_ranks(picture, aligned))
     for row, rank in enumerate(aligned.ranks):
         loader = _loader_of(rank, aligned.records[row][-1].loader)
-        if loader is None or loader.num_workers < 2:
-            continue
+        if loader is None or loader.num_workers < 2 or rank.rank in starved:
+            continue  # or its workers are the limit all the time
         batches = mean_ms([r.batches for r in aligned.records[row]])
-        if rank.rank in starved_ranks(picture, aligned):
-            continue  # its workers are the limit all the time
         lag = round(loader.num_workers / batches)
         waits = aligned.data_wait_ms[row]
         if lag < 2 or len(waits) < 3 * lag:
@@ -497,7 +496,7 @@ def _log_sync(picture: RunPicture) -> Outcome:
     without = [
         max(own - other for own, other in zip(owns, rest, strict=True)) + transfer
         for owns, rest, transfer in zip(
-            zip(*aligned.own_ms, strict=True),
+            aligned.own_columns_ms,
             zip(*others, strict=True),
             aligned.transfer_ms,
             strict=True,
