@@ -59,9 +59,17 @@ CLOSE_AFTER = 5
 ABSTAINED = 6
 """Abstentions that weigh as much as one evaluation without the finding."""
 
+RANKS_A_SECOND = 100.0
+LONGEST_S = 10.0
+EAGER = 5
+"""A full pass costs about 0.1 ms of CPU a rank. Beyond the first so many passes it is made once in
+as many seconds as there are hundreds of ranks, ten at most; in between only the hang is looked for.
+"""
+
 COST_CHANGED = 0.25
 """Of the cost when it was told last: a smaller change is no update."""
 
+_HANG = ("hang",)
 _KEPT_EVENTS = 16
 _KEPT_RESOLVED = 16
 _KEPT_RUNS = 64
@@ -135,6 +143,19 @@ class _RunState:
     settled: bool = False
     last: RunDiagnosis | None = None
     stacks: HangStacks | None = None
+    passes: int = 0
+    passed_s: float = 0.0
+
+    def kinds(self, run: RunView, at_s: float) -> Collection[str]:
+        """Return the kinds to be looked for now."""
+        if self.last is not None and stands_still(run):
+            return _HANG  # while nothing moves there is nothing new to judge a step by
+        pause_s = min(LONGEST_S, len(run.ranks) / RANKS_A_SECOND)
+        if pause_s >= 1.0 and self.passes >= EAGER and 0 <= at_s - self.passed_s < pause_s:
+            return _HANG
+        self.passes += 1
+        self.passed_s = at_s
+        return RULES
 
 
 class Engine:
@@ -175,8 +196,7 @@ class Engine:
         state.settled = run.state == "ended"
         if state.settled and state.last is not None and state.last.findings:
             return state.last
-        # While nothing moves there is nothing new to judge a step by.
-        kinds = ("hang",) if stands_still(run) and state.last is not None else tuple(RULES)
+        kinds = state.kinds(run, view.at_s)
         findings, abstained = diagnose_run(picture_of(view, run), kinds)
         if state.last is not None:
             abstained += [a for a in state.last.abstained if a.kind not in kinds]

@@ -1,5 +1,6 @@
 """The three rules on traces that show every look-alike's signal at its innocent value."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -338,6 +339,26 @@ def test_a_run_that_stands_is_not_judged_by_a_machine_that_has_become_idle() -> 
     # Where nothing was seen before, the window is all there is.
     (alone,) = Engine(open_after=1)(view_of(trace(3.0, 8.0)))
     assert [f.kind for f in alone.findings] == ["comm_bound"]
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(2, 40), (64, 40), (300, 5 + 12), (1024, 5 + 4)])
+def test_a_large_run_is_judged_more_seldom_after_its_first_seconds(
+    ranks: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, ...]] = []
+
+    def judge(picture: RunPicture, kinds: Any) -> tuple[list[Finding], list[Abstain]]:
+        made.append(tuple(kinds))
+        return [], []
+
+    monkeypatch.setattr("gpuwatch.diagnosis.engine.diagnose_run", judge)
+    view = view_of(Trace([HEALTHY] * ranks, steps=2))
+    engine = Engine()
+    for second in range(40):
+        engine(dataclasses.replace(view, at_s=1000.0 + second))
+    assert len(made) == 40
+    assert sum(len(kinds) == len(RULES) for kinds in made) == pytest.approx(passes, abs=1)
+    assert {kinds for kinds in made if len(kinds) < len(RULES)} <= {("hang",)}
 
 
 def test_the_life_of_a_finding_is_told_with_its_steps() -> None:
