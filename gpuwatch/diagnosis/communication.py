@@ -22,6 +22,7 @@ from gpuwatch.diagnosis.aligned import (
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
 from gpuwatch.diagnosis.machine import host_most
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
+from gpuwatch.schema import Ddp
 
 __all__ = ["comm_bound", "straggler"]
 
@@ -71,6 +72,12 @@ BULK_BYTES = 2**20
 COMPRESSED = (0.5, 0.7)
 """Share of the transfer that is left when gradients travel in 16 bits: half the bytes, and what
 latency does not let go."""
+
+BUCKETS = 4
+"""Of gradients, so that all but the last one travel while the backward goes on."""
+
+SPREAD = 0.3
+"""Of a gain that may not come: what is saved of waiting is not all saved of the step."""
 
 _OWN_PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
 
@@ -374,6 +381,43 @@ def comm_bound(picture: RunPicture) -> Outcome:
     return None
 
 
+def _overlap_hints(aligned: Aligned, ddp: Ddp | None, transfer_ms: float) -> list[Hint]:
+    """Return what hides communication behind the backward, where nothing does that today.
+
+    At most the backward's own time can be hidden, and of it what comes before the last gradients.
+    """
+    step_ms = aligned.mean_step_ms
+    backward_ms = mean_ms([mean_ms(row) for row in aligned.phase_ms("backward")])
+    known = {way for r in aligned.ranks if r.hello is not None for way in r.hello.parallel}
+    if ddp is None:
+        hidden_ms = min(transfer_ms, backward_ms)
+        if known or hidden_ms < FLOOR_MS:
+            return []  # another way of parallel training that has its own overlap
+        change = (
+            "reduce the gradients during the backward instead of after it: "
+            "DistributedDataParallel(model) does it bucket by bucket"
+        )
+        hint = Hint(change, "overlap")
+    else:
+        megabytes = (ddp.gradient_bytes or 0) / 2**20
+        if len(ddp.bucket_bytes) != 1 or megabytes * 2**20 < BULK_BYTES:
+            return []
+        # One bucket is complete with the last gradient: nothing is left to hide it behind.
+        hidden_ms = min(transfer_ms, backward_ms) * (1 - 1 / BUCKETS)
+        new = max(1, round(megabytes / BUCKETS))
+        old = None if ddp.bucket_cap_mb is None else round(ddp.bucket_cap_mb)
+        change = f"bucket_cap_mb {old or 'as it is'} -> {new}: {BUCKETS} buckets instead of one"
+        hint = Hint(change, "bucket_cap_mb", old, new)
+    low_ms, high_ms = step_ms - hidden_ms, step_ms - hidden_ms / 4
+    return [
+        replace(
+            hint,
+            change=f"{change}: predicted step {step_ms:.0f} -> {low_ms:.0f}..{high_ms:.0f} ms",
+            predicted_ms=(low_ms, high_ms),
+        )
+    ]
+
+
 def _comm_finding(
     aligned: Aligned, transfer_ms: float, peer_wait_ms: float, held: float
 ) -> Finding:
@@ -424,18 +468,23 @@ def _comm_finding(
                 predicted_ms=(low_ms, high_ms),
             )
         )
+    hints += _overlap_hints(aligned, ddp, transfer_ms)
     batches = round(mean_ms([r.batches for row in aligned.records for r in row]))
     more = 2 * batches
-    a_batch_ms = (more * (step_ms - transfer_ms) / batches + transfer_ms) / more
+    # As many samples as a step has today: half of a step that reduces once for twice as many.
+    low_ms = step_ms - transfer_ms * (1 - batches / more)
+    high_ms = low_ms + SPREAD * (step_ms - low_ms)
     hints.append(
         Hint(
             change=(
-                f"gradient accumulation {batches} -> {more} with no_sync: predicted time a batch "
-                f"{step_ms / batches:.0f} -> {a_batch_ms:.0f} ms"
+                f"gradient accumulation {batches} -> {more} with no_sync: predicted time of as "
+                f"many samples {step_ms:.0f} -> {low_ms:.0f}..{high_ms:.0f} ms; the batch grows "
+                "with it"
             ),
             knob="gradient_accumulation",
             old=batches,
             new=more,
+            predicted_ms=(low_ms, high_ms),
         )
     )
     alike = peer_wait_ms < transfer_ms

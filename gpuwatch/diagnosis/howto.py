@@ -39,6 +39,15 @@ _LINES: Mapping[str, Mapping[str, str]] = {
         "plain": "model.register_comm_hook(None, default_hooks.{new})",
         "lightning": "Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.{new}))",
     },
+    "bucket_cap_mb": {
+        "plain": "DistributedDataParallel(model, bucket_cap_mb={new})",
+        "transformers": "TrainingArguments(..., ddp_bucket_cap_mb={new})",
+        "lightning": "Trainer(..., strategy=DDPStrategy(bucket_cap_mb={new}))",
+    },
+    "overlap": {
+        "plain": "model = DistributedDataParallel(model)",
+        "lightning": "Trainer(..., strategy='ddp')",
+    },
     "checkpoint_interval_steps": {
         "plain": "if step % {new} == 0: torch.save(...)",
         "transformers": "TrainingArguments(..., save_steps={new})",

@@ -43,7 +43,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One concrete change. `predicted_ms` is the mean step after it, as (low, high) in ms.
+    """One concrete change. `predicted_ms` is the mean step after it, as (low, high) in ms; of
+    gradient accumulation the time of as many samples as a step has today.
 
     `old` and `new` are the values of `knob` before and after; None where the change is no value.
     """

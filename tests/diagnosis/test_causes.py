@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis import Engine, Finding
 from gpuwatch.diagnosis.engine import RULES, diagnose_run, picture_of
 from gpuwatch.diagnosis.memory import rising
-from gpuwatch.schema import Bye, IoSample, RankFrame, RankState, Reading, Span
+from gpuwatch.schema import Bye, Ddp, IoSample, RankFrame, RankState, Reading, Span
 from gpuwatch.store import Store
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
@@ -362,6 +362,51 @@ def test_ranks_that_are_late_in_turn(ranks: int) -> None:
 def test_scatter_alone_is_no_lateness_in_turn(ranks: int, seed: int, scatter: float) -> None:
     trace = Trace([HEALTHY] * ranks, scatter=scatter, seed=seed)
     assert [f for f in found(trace) if f.severity != "note"] == []
+
+
+# --- communication ------------------------------------------------------------------------------
+
+
+def bound(ddp: Ddp | None, **more: Any) -> Finding:
+    """A job of 97 ms of its own and 60 ms of transfer a step."""
+    trace = Trace([HEALTHY] * 2, transfer_ms=60.0, **more)
+    trace.frames = [
+        replace(f, hello=replace(f.hello, ddp=ddp)) if f.hello is not None else f
+        for f in trace.frames
+    ]
+    return first(trace)
+
+
+def predicted(finding: Finding) -> dict[str, tuple[float, float]]:
+    return {h.knob: h.predicted_ms for h in finding.hints if h.predicted_ms is not None}
+
+
+def test_what_compression_and_accumulation_would_bring() -> None:
+    many = Ddp(gradient_bytes=100 * 2**20, backend="nccl", bucket_bytes=(2**20,) * 10)
+    finding = bound(many)
+    step_ms = 60 / (finding.share or 1.0)
+    gains = {k: (step_ms - v[1], step_ms - v[0]) for k, v in predicted(finding).items()}
+    assert set(gains) == {"comm_hook", "gradient_accumulation"}
+    # Half the bytes save up to half of the transfer; half the reductions save half of it.
+    assert gains["comm_hook"] == pytest.approx((18, 30), abs=2)
+    assert gains["gradient_accumulation"] == pytest.approx((21, 30), abs=2)
+
+
+def test_what_overlap_would_bring_where_there_is_none() -> None:
+    by_hand = predicted(bound(None))
+    step_ms = 158.0
+    # At most the backward of 60 ms can hide it.
+    assert by_hand["overlap"] == pytest.approx((step_ms - 60, step_ms - 15), abs=4)
+    one = Ddp(
+        gradient_bytes=8 * 2**20, backend="nccl", bucket_bytes=(8 * 2**20,), bucket_cap_mb=25.0
+    )
+    in_one = bound(one)
+    hint = next(h for h in in_one.hints if h.knob == "bucket_cap_mb")
+    assert (hint.old, hint.new) == (25, 2)
+    assert hint.predicted_ms == pytest.approx((step_ms - 45, step_ms - 11), abs=4)
+    # FSDP overlaps by its own means.
+    sharded = bound(None, more_hello={"parallel": ("fsdp2",)})
+    assert "overlap" not in predicted(sharded)
 
 
 # --- memory -------------------------------------------------------------------------------------
