@@ -3,7 +3,8 @@
     python benchmarks/bench_resident.py [--seconds N]
 
 Starts the screen in a real pty, which starts the node process and the sampler; first with no run,
-then beside eight ranks that send ten frames a second (made by the tests' stand-in, not counted).
+then beside eight ranks that send ten frames a second (made by the tests' stand-in, not counted),
+with the witness of a `gpuwatch run` that will write the card at their end.
 CPU is read from the kernel's accounting of each process over the whole time, memory as PSS: shared
 pages count once.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 REPO = Path(__file__).parent.parent
 FAKE_RANK = REPO / "tests" / "wire" / "fake_rank.py"
 RANKS = 8
+RUN = "fake"
 BUDGET_PERCENT = 3.0
 BUDGET_MB = 150.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -45,7 +47,12 @@ def pss_mb(pid: int) -> float:
 
 def ours(directory: str) -> dict[str, int]:
     """The processes that use the run directory, by what they are."""
-    names = {"agent": "node process", "gpuwatch.sensors": "sampler", "gpuwatch": "screen"}
+    names = {
+        "agent": "node process",
+        "gpuwatch.sensors": "sampler",
+        "run": "witness",
+        "gpuwatch": "screen",
+    }
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -54,9 +61,7 @@ def ours(directory: str) -> dict[str, int]:
             if f"GPUWATCH_DIR={directory}".encode() not in (entry / "environ").read_bytes():
                 continue
             words = (entry / "cmdline").read_bytes().decode().split("\0")
-            kind = next(
-                (names[w] for w in ("agent", "gpuwatch.sensors", "gpuwatch") if w in words), ""
-            )
+            kind = next((kind for word, kind in names.items() if word in words), "")
             if kind:
                 found[kind] = int(entry.name)
     return found
@@ -87,6 +92,16 @@ def screen(environment: dict[str, str]) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
+def witnessed(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A job by the id of the stand-ins' run, so that its lookout becomes their witness."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpuwatch", "run", "--", "sleep", "1000"],
+        env={**environment, "GPUWATCH_RUN_ID": RUN},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def measure(ranks: int, seconds: float) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="gw-", dir="/tmp") as directory,
@@ -109,8 +124,10 @@ def measure(ranks: int, seconds: float) -> None:
         ]
         s.callback(lambda: [p.kill() or p.wait() for p in started])
         s.enter_context(screen(environment))
+        if ranks:
+            started.append(witnessed(environment))
         deadline_s = time.monotonic() + 20
-        while len(ours(directory)) < 3 and time.monotonic() < deadline_s:
+        while len(ours(directory)) < (4 if ranks else 3) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         time.sleep(3)
         processes = ours(directory)
