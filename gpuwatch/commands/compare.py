@@ -1,39 +1,111 @@
 """`gpuwatch compare`: a run before a change, and after it."""
 
+import contextlib
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpuwatch.commands.recorded import Judged
     from gpuwatch.diagnosis import Finding
-    from gpuwatch.recording.compare import Change, Comparison, Setting
+    from gpuwatch.store.compare import Aligned, Change, Comparison, Row, Setting
+    from gpuwatch.store.track import Side
+    from gpuwatch.store.views import RunView
 
-__all__ = ["compare"]
+__all__ = ["RecordingShelf", "compare"]
 
 
 @click.command()
 @click.argument("before")
 @click.argument("after")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def compare(before: str, after: str, as_json: bool) -> None:
+@click.option("--all", "show_all", is_flag=True, help="Print equal settings too.")
+def compare(before: str, after: str, as_json: bool, show_all: bool) -> None:
     """Say what a change has brought: times, settings and findings of two runs.
 
-    BEFORE and AFTER are recordings or traces, or runs of this machine. Means are over the steady
-    steps at the end of each; a difference within the scatter of the steps is called noise.
+    BEFORE and AFTER are recordings or traces, or runs of this machine. The steps that both have
+    are compared, else the last steady ones of each; an interval (CI) is one of 95 % by blocks of
+    steps, and a difference within it is called the same.
     """
     from gpuwatch.commands.recorded import judged_target
-    from gpuwatch.recording.compare import compare_runs
+    from gpuwatch.store.compare import compare_sides
 
     one, other = judged_target(before), judged_target(after)
-    comparison = compare_runs(one.run, other.run)
+    comparison = compare_sides(_side_of(one), _side_of(other))
     promises = _promises(one, other, comparison)
     if as_json:
         document = _document(one, other, comparison, promises)
         click.echo(json.dumps(document, allow_nan=False))
     else:
-        click.echo("\n".join(_lines(one, other, comparison, promises)))
+        click.echo("\n".join(_lines(one, other, comparison, promises, show_all=show_all)))
+
+
+# --- sides -------------------------------------------------------------------------------------
+
+
+def _side_of(judged: "Judged") -> "Side":
+    """Return all steps of a recording, or the window of a live run."""
+    from gpuwatch.recording.read import is_recording
+    from gpuwatch.store.track import side_of
+
+    if not is_recording(judged.target):
+        return side_of(judged.run, judged.target)
+    return _recorded(judged.target, judged.run)
+
+
+def _recorded(path: str, run: "RunView") -> "Side":
+    from gpuwatch.recording import open_recording
+    from gpuwatch.recording.compare import read_steps
+    from gpuwatch.store.track import Side
+
+    with open_recording(path) as recording:
+        return Side(Path(path).stem, "saved", run, read_steps(recording, run.run))
+
+
+class RecordingShelf:
+    """The recordings that a screen may compare: those it was given, and those around it.
+
+    `given` are paths from the command line. Nothing is read before it is asked for.
+    """
+
+    def __init__(self, given: "Sequence[str]" = ()) -> None:
+        self.given = tuple(given)
+
+    def paths(self) -> tuple[str, ...]:
+        """Return the given ones, then those in the current directory, newest first."""
+        from gpuwatch.recording.read import SUFFIXES
+
+        found: list[tuple[float, str]] = []
+        with contextlib.suppress(OSError), os.scandir() as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIXES):
+                    with contextlib.suppress(OSError):
+                        if entry.is_file():
+                            found.append((entry.stat().st_mtime, entry.name))
+        known = {os.path.realpath(path) for path in self.given}
+        near = [name for _, name in sorted(found, reverse=True)]
+        return (*self.given, *(name for name in near if os.path.realpath(name) not in known))
+
+    def load(self, path: str) -> "Side":
+        """Read a recording: its newest run. Takes as long as that takes.
+
+        Raises:
+            TargetError: it cannot be read, or holds no run.
+        """
+        from gpuwatch.commands.recorded import last_view
+        from gpuwatch.commands.session import pick_run
+        from gpuwatch.errors import TargetError
+
+        view, _ = last_view(path)
+        run, _ = pick_run(view, None)
+        if run is None:
+            raise TargetError(f"no run in {path}")
+        return _recorded(path, run)
 
 
 # --- findings ----------------------------------------------------------------------------------
@@ -45,17 +117,16 @@ def _open(judged: "Judged") -> "dict[str, Finding]":
 
 def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> list[dict[str, Any]]:
     """Return what the hints that were followed had predicted, and what came of it."""
+    from gpuwatch.diagnosis.verify import followed, promise_verdict
+
     step = comparison.changes[0]
     found = []
     for finding in _open(before).values():
         for hint in finding.hints:
-            setting = _followed(hint.knob, hint.new, comparison.settings)
+            setting = followed(hint, comparison.settings)
             if setting is None or hint.predicted_ms is None or step.after is None:
                 continue
             low, high = hint.predicted_ms
-            verdict = (
-                "faster" if step.after < low else "slower" if step.after > high else "as predicted"
-            )
             found.append(
                 {
                     "kind": finding.kind,
@@ -64,17 +135,10 @@ def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> li
                     "to": setting.after,
                     "predicted_ms": [round(low, 3), round(high, 3)],
                     "actual_ms": round(step.after, 3),
-                    "verdict": verdict,
+                    "verdict": promise_verdict(hint.predicted_ms, step.after),
                 }
             )
     return found
-
-
-def _followed(knob: str, new: object, settings: "tuple[Setting, ...]") -> "Setting | None":
-    for setting in settings:
-        if setting.name == knob or setting.name.endswith(f".{knob}"):
-            return setting if new is not None and setting.after == new else None
-    return None
 
 
 # --- shapes ------------------------------------------------------------------------------------
@@ -91,10 +155,7 @@ def _document(
         "before": _side(before),
         "after": _side(after),
         "changes": [_change(change) for change in comparison.changes],
-        "settings": [
-            {"name": s.name, "before": _value(s.before), "after": _value(s.after)}
-            for s in comparison.settings
-        ],
+        "settings": [_setting(s) for s in comparison.settings],
         "findings": {
             "gone": [finding_document(f) for kind, f in one.items() if kind not in other],
             "new": [finding_document(f) for kind, f in other.items() if kind not in one],
@@ -109,6 +170,44 @@ def _document(
             ],
         },
         "predictions": promises,
+        "rows": [_row(row) for row in comparison.rows],
+        "aligned": _aligned(comparison.aligned),
+        "equal_settings": [_setting(s) for s in comparison.equal],
+        "notes": list(comparison.notes),
+    }
+
+
+def _setting(setting: "Setting") -> dict[str, Any]:
+    return {
+        "name": setting.name,
+        "before": _value(setting.before),
+        "after": _value(setting.after),
+        "environment": setting.is_environment,
+    }
+
+
+def _aligned(aligned: "Aligned") -> dict[str, Any]:
+    same = aligned.by == "step"
+    return {
+        "by": aligned.by,
+        "before_steps": aligned.before,
+        "after_steps": aligned.after,
+        "first_step": aligned.first if same else None,
+        "last_step": aligned.last if same else None,
+        "reason": aligned.why or None,
+    }
+
+
+def _row(row: "Row") -> dict[str, Any]:
+    def spread(side: Any) -> list[float] | None:
+        return None if side is None else [round(v, 6) for v in (side.low, side.middle, side.high)]
+
+    return {
+        **_change(row.change),
+        "better": row.better,
+        "verdict": row.verdict,
+        "before_p10_p50_p90": spread(row.before),
+        "after_p10_p50_p90": spread(row.after),
     }
 
 
@@ -134,6 +233,7 @@ def _change(change: "Change") -> dict[str, Any]:
         "share": _rounded(change.share),
         "clear": change.clear,
         "reason": change.reason or None,
+        "interval": None if change.interval is None else [_rounded(v) for v in change.interval],
     }
 
 
@@ -146,7 +246,12 @@ def _value(value: object) -> object:
 
 
 def _lines(
-    before: "Judged", after: "Judged", comparison: "Comparison", promises: list[dict[str, Any]]
+    before: "Judged",
+    after: "Judged",
+    comparison: "Comparison",
+    promises: list[dict[str, Any]],
+    *,
+    show_all: bool = False,
 ) -> list[str]:
     lines = []
     for word, side in (("before", before), ("after", after)):
@@ -154,15 +259,20 @@ def _lines(
         mark = "  SIMULATED" if run.simulated else ""
         lines.append(
             f"{word:<7} {side.target}  run {run.run}  {len(run.ranks)} of {run.world_size} ranks  "
-            f"{run.window} steps in the window{mark}"
+            f"{run.steps:,} steps{mark}"
         )
+    lines.append(comparison.aligned.text)
+    lines += [f"note    {note}" for note in comparison.notes]
     lines.append("")
-    lines += [_change_line(change) for change in comparison.changes]
-    if comparison.settings:
-        lines.append("")
+    lines += [_row_line(row) for row in comparison.rows]
+    lines.append("")
     lines += [
         f"setting {s.name}: {_shown(s.before)} -> {_shown(s.after)}" for s in comparison.settings
     ]
+    if show_all:
+        lines += [f"equal   {s.name}: {_shown(s.before)}" for s in comparison.equal]
+    else:
+        lines.append(f"equal   {len(comparison.equal)} settings (--all prints them)")
     lines.append("")
     one, other = _open(before), _open(after)
     lines += [f"gone    {f.kind}: {f.summary}{_cost(f)}" for k, f in one.items() if k not in other]
@@ -186,13 +296,16 @@ def _shown(value: object) -> str:
     return "none" if value is None or value == "" else str(value)
 
 
-def _change_line(change: "Change") -> str:
+def _row_line(row: "Row") -> str:
+    change = row.change
+
     def number(value: float | None) -> str:
         return "n/a" if value is None else f"{value:,.2f}" if change.unit else f"{value:.1%}"
 
     share = "" if change.share is None or not change.unit else f"{change.share:+.1%}"
-    words = change.reason or ("noise" if change.clear is False else "")
+    mark = {True: "+", False: "!", None: " "}[row.better]
+    name = ("  " if row.metric in {"transfer", "peer_wait"} else "") + row.metric
     return (
-        f"{change.metric:<14} {number(change.before):>12} -> {number(change.after):>12} "
-        f"{change.unit:<4}{share:>9}  {words}"
+        f"{mark} {name:<17} {number(change.before):>11} -> {number(change.after):>11} "
+        f"{change.unit:<4}{share:>9}  {row.verdict}"
     ).rstrip()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpuwatch.store.session import Session
     from gpuwatch.tui.diagnoser import Diagnose
 
@@ -30,10 +32,12 @@ def watch_screen(
     session: "Session | None" = None,
     diagnose: "Diagnose | None" = None,
     seconds: float | None = None,
+    recordings: "Sequence[str]" = (),
 ) -> int:
     """Open the screen and stay until it is left, or for `seconds`; returns the exit code.
 
-    Where no screen can be drawn the picture is printed as text instead.
+    `recordings` are paths that were given for comparing; the first two are A and B. Where no
+    screen can be drawn the picture is printed as text instead.
 
     Raises:
         GpuwatchError: this machine cannot be watched; the screen has been left.
@@ -45,6 +49,7 @@ def watch_screen(
         click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
         show_status(run, as_json=False)
         return 0
+    from gpuwatch.commands.compare import RecordingShelf
     from gpuwatch.commands.deferred import DeferredEngine, DeferredSession
     from gpuwatch.tui import GpuwatchApp
 
@@ -60,7 +65,8 @@ def watch_screen(
     shown = session if session is not None else deferred
     assert shown is not None
     judge = diagnose or DeferredEngine(shown.send)
-    app = GpuwatchApp(shown, judge, hz=hz, run=run, on_first_paint=painted)
+    shelf = RecordingShelf(recordings)
+    app = GpuwatchApp(shown, judge, hz=hz, run=run, on_first_paint=painted, recordings=shelf)
     if seconds is not None:
         timer = threading.Timer(seconds, leave)
         timer.daemon = True

@@ -1,5 +1,6 @@
 """`gpuwatch replay`: the screen, on a recording."""
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ __all__ = ["replay"]
 
 @click.command()
 @click.argument("file", type=click.Path())
+@click.argument("others", type=click.Path(), nargs=-1)
 @click.option(
     "--speed",
     type=click.FloatRange(0.1, 1000.0),
@@ -32,11 +34,19 @@ __all__ = ["replay"]
     help="How often the screen is drawn.",
 )
 @click.pass_context
-def replay(ctx: click.Context, file: str, speed: float, step: int | None, hz: float) -> None:
+def replay(
+    ctx: click.Context,
+    file: str,
+    others: tuple[str, ...],
+    speed: float,
+    step: int | None,
+    hz: float,
+) -> None:
     """Open the screen on a recording or a trace, as if the run ran now.
 
-    FILE is what gpuwatch record wrote, or a trace of JSON lines. Without a terminal the picture at
-    the end, or at STEP, is printed as text.
+    FILE is what gpuwatch record wrote, or a trace of JSON lines. With OTHERS view 5 compares FILE
+    (A) with the first of them (B), and o there chooses among them all. Without a terminal the
+    picture at the end, or at STEP, is printed as text.
     """
     from gpuwatch.commands.monitor import can_draw, watch_screen
     from gpuwatch.commands.recorded import narrate
@@ -45,6 +55,9 @@ def replay(ctx: click.Context, file: str, speed: float, step: int | None, hz: fl
     from gpuwatch.recording import Player, ReplaySession, open_recording
     from gpuwatch.recording.replay import step_s
 
+    for other in others:
+        if not os.path.isfile(other):
+            raise TargetError(f"there is no file {other}")
     with open_recording(file) as recording:
         narrate(recording)
         position_s = None
@@ -61,7 +74,10 @@ def replay(ctx: click.Context, file: str, speed: float, step: int | None, hz: fl
             return
         session = ReplaySession(recording, speed=speed, position_s=position_s or 0.0)
         try:
-            ctx.exit(watch_screen(hz=hz, session=session, diagnose=_Judge(session)))
+            shown = (file, *others)
+            ctx.exit(
+                watch_screen(hz=hz, session=session, diagnose=_Judge(session), recordings=shown)
+            )
         finally:
             session.close()
 

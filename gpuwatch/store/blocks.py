@@ -5,9 +5,9 @@ Taken as independent they would make a small scatter of the mean, and a differen
 significant. So each window is cut into blocks of consecutive steps, as long as there are blocks
 (the square root of their number: J. Flegal and G. Jones, Batch means and spectral variance
 estimators in Markov chain Monte Carlo, Annals of Statistics 38, 2010, which shows it to be
-consistent), and the scatter of the blocks' own values is what counts. A median is treated in the
-same way, by the medians of the blocks (A. Seila, A batching approach to quantile estimation,
-Management Science 28, 1982).
+consistent), and the scatter of the blocks' own values around that of the whole window is what
+counts. A median is treated in the same way, by the medians of the blocks (sectioning: M. Nakayama,
+Confidence intervals for quantiles using sectioning, ACM TOMACS 24, 2014).
 
 Two windows are compared by Welch's t with Satterthwaite's degrees of freedom (B. Welch, Biometrika
 34, 1947), on the logarithm of the ratio where both are well away from 0 (the delta method), so that
@@ -20,7 +20,6 @@ is in no window: an interval is about these two runs.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isqrt, log, sqrt
-from statistics import fmean, stdev
 from typing import TypeVar
 
 __all__ = ["MIN_STEPS", "Estimate", "Interval", "difference", "estimate", "t_quantile"]
@@ -91,7 +90,8 @@ def estimate(rows: Sequence[_Row], of: Callable[[Sequence[_Row]], float]) -> Est
     blocks = len(rows) // length
     start = len(rows) - blocks * length
     values = [of(rows[at : at + length]) for at in range(start, len(rows), length)]
-    return Estimate(value, stdev(values) / sqrt(blocks), blocks)
+    scatter = sqrt(sum((item - value) ** 2 for item in values) / (blocks - 1))
+    return Estimate(value, scatter / sqrt(blocks), blocks)
 
 
 def difference(before: Estimate, after: Estimate) -> Interval | None:
@@ -102,16 +102,12 @@ def difference(before: Estimate, after: Estimate) -> Interval | None:
     half = _half(before.error, before.blocks, after.error, after.blocks)
     low, high = change - half, change + half
     relative = None
-    if all(side.value > _RATIO_ERRORS * side.error for side in (before, after) if side.error):
-        if before.value > 0.0 and after.value > 0.0:
-            ratio = log(after.value / before.value)
-            half = _half(
-                before.error / before.value,
-                before.blocks,
-                after.error / after.value,
-                after.blocks,
-            )
-            relative = (exp(ratio - half) - 1.0, exp(ratio + half) - 1.0)
+    one = before.error / before.value if before.value > 0.0 else inf
+    other = after.error / after.value if after.value > 0.0 else inf
+    if max(one, other) < 1.0 / _RATIO_ERRORS:
+        ratio = log(after.value / before.value)
+        half = _half(one, before.blocks, other, after.blocks)
+        relative = (exp(ratio - half) - 1.0, exp(ratio + half) - 1.0)
     return Interval(low, high, relative)
 
 
@@ -123,8 +119,3 @@ def _half(one: float, one_blocks: int, other: float, other_blocks: int) -> float
     parts = one**4 / (one_blocks - 1) + other**4 / (other_blocks - 1)
     freedom = variance**2 / parts if parts else inf
     return t_quantile(freedom) * sqrt(variance)
-
-
-def mean(rows: Sequence[float]) -> float:
-    """Return the mean: the commonest thing to estimate."""
-    return fmean(rows)

@@ -5,6 +5,8 @@ minute; a row keeps what a comparison reads, and each rank's data wait, since wh
 longest is known only at the end.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -17,7 +19,7 @@ from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.store.windows import is_steady
 
-__all__ = ["FIELDS", "Side", "Steps", "Track", "side_of"]
+__all__ = ["FIELDS", "PAUSES", "Side", "Steps", "Track", "side_of"]
 
 FIELDS = ("wall", "step", *PHASES, "comm_median", "transfer", "samples")
 """Of a row, in ms, NaN for n/a. `wall` is the step by the host's clock, `step` by the one that
@@ -37,8 +39,9 @@ _MOST_PENDING = 1024
 _STILL = ("silent", "gone", "ended")
 """States of a rank that nothing is waited for."""
 
-_PAUSES = ("checkpoint", "eval")
-"""The step after one of these begins cold: it is left out as they are."""
+PAUSES = ("checkpoint", "eval")
+"""The step after one of these finds other queues and caches: it is left out, as they are. Where it
+is every other step or more, as with a checkpoint a step, that is how this run goes: all stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +70,23 @@ class Steps:
         place = len(FIELDS) + self.ranks.index(rank)
         return [row[place] if place < len(row) else nan for row in self.rows]
 
-    def after(self, index: int) -> "Steps":
+    def after(self, index: int) -> Steps:
         """Return the steps of a greater index."""
         return self._where([i for i, at in enumerate(self.indices) if at > index])
 
-    def last(self, number: int) -> "Steps":
+    def last(self, number: int) -> Steps:
         """Return the newest so many."""
         return self._where(range(max(0, len(self) - number), len(self)))
 
-    def first(self, number: int) -> "Steps":
+    def first(self, number: int) -> Steps:
         """Return the oldest so many."""
         return self._where(range(min(number, len(self))))
 
-    def of(self, indices: frozenset[int]) -> "Steps":
+    def of(self, indices: frozenset[int]) -> Steps:
         """Return the steps of these indices."""
         return self._where([i for i, at in enumerate(self.indices) if at in indices])
 
-    def _where(self, places: Iterable[int]) -> "Steps":
+    def _where(self, places: Iterable[int]) -> Steps:
         kept = list(places)
         return Steps(
             self.ranks,
@@ -112,7 +115,7 @@ class Track:
         self._taken: dict[int, int] = {}
         self._pauses: set[int] = set()
         self._pending: dict[int, dict[int, StepRecord]] = {}
-        self._rows: deque[tuple[int, bool, array[float]]] = deque(maxlen=_MOST_ROWS)
+        self._rows: deque[tuple[int, bool, bool, array[float]]] = deque()
         self._steps: Steps | None = None
 
     def __len__(self) -> int:
@@ -168,11 +171,10 @@ class Track:
         ready = sorted(i for i in self._pending if until is None or i <= until)
         for index in ready:
             records = self._pending.pop(index)
-            if index in self._pauses:
-                continue
             on_device = {is_on_device(record) for record in records.values()}
             if len(on_device) == 1:
-                self._rows.append((index, on_device.pop(), self._row(records)))
+                paused = index in self._pauses
+                self._rows.append((index, on_device.pop(), paused, self._row(records)))
                 self._steps = None
         if ready:
             self._settled = max(self._settled, ready[-1])
@@ -186,7 +188,12 @@ class Track:
         """Return what was taken, by the clock of the newest step."""
         if self._steps is None:
             newest = self._rows[-1][1] if self._rows else False
-            rows = [(index, row) for index, on_device, row in self._rows if on_device is newest]
+            steady = sum(paused for _, _, paused, _ in self._rows) * 2 < len(self._rows)
+            rows = [
+                (index, row)
+                for index, on_device, paused, row in self._rows
+                if on_device is newest and not (steady and paused)
+            ]
             self._steps = Steps(
                 tuple(self._places),
                 tuple([index for index, _ in rows]),
@@ -216,7 +223,7 @@ class Track:
         for span in reversed(spans):
             if span.step <= self._settled:
                 break
-            if span.name in _PAUSES:
+            if span.name in PAUSES:
                 self._pauses.add(span.step)
 
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:

@@ -29,6 +29,8 @@ from gpuwatch.tui.widgets.pane import ascii_only, set_ascii
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
+    from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.tui.sides import Recordings
 
 __all__ = ["GpuwatchApp"]
 
@@ -72,7 +74,7 @@ class GpuwatchApp(App[None]):
     second and nothing waits for it. `hz` is the drawing rate, 0 for none (call `refresh_scene`).
     `run` is the id or name of the run to show, None for the newest. `on_first_paint` is called
     once when the first picture is on the screen. `config` are the person's settings, read from
-    their file where they are not given.
+    their file where they are not given. `recordings` are what view 5 may compare beside the runs.
 
     The app does not close the session: who opened it does. SIGTERM, SIGHUP and SIGINT end the
     app with the terminal restored, and `return_code` 128 + the signal's number.
@@ -119,6 +121,7 @@ class GpuwatchApp(App[None]):
         run: str | None = None,
         on_first_paint: Callable[[], None] | None = None,
         config: Config | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
@@ -126,7 +129,14 @@ class GpuwatchApp(App[None]):
         self._set_up_terminal()
         self.set_keymap(dict(self._config.keys))
         self._hz = hz
-        self._watcher = Watcher(session, diagnose, hz=hz, run=run, notices=self._config.problems)
+        self._watcher = Watcher(
+            session,
+            diagnose,
+            hz=hz,
+            run=run,
+            notices=self._config.problems,
+            recordings=recordings,
+        )
         self._on_first_paint = on_first_paint
         self._signals: list[int] = []
         self._told: tuple[str, str] | None = None
@@ -209,6 +219,8 @@ class GpuwatchApp(App[None]):
             if isinstance(self.screen, FedScreen):
                 self.screen.draw_footer()
         scene = self._watcher.poll(force=force)
+        for result in self._watcher.take_completed():
+            self._tell_check(result)
         if scene is not None and isinstance(self.screen, FedScreen):
             self.screen.feed(scene)
 
@@ -414,6 +426,25 @@ class GpuwatchApp(App[None]):
         aside = self._watcher.snooze(finding)
         self.refresh_scene(force=True)
         self.tell(f"{finding.id} is aside for ten minutes" if aside else f"{finding.id} is back")
+
+    def verify(self, finding: Finding) -> None:
+        """Freeze the window of a finding to check a change against it, or let it go."""
+        frozen, problem = self._watcher.verify(finding)
+        self.refresh_scene(force=True)
+        if frozen is None:
+            self.tell(f"{finding.id} is not checked: {problem}", "warning", 8.0)
+        elif frozen:
+            self.tell(f"{finding.id} is frozen; change the knob, here or in a new run", seconds=8.0)
+        else:
+            self.tell(f"{finding.id} is not checked any more")
+
+    def _tell_check(self, result: CheckResult) -> None:
+        from gpuwatch.tui.render.checks import promise_text
+
+        words = result.reason or "the steps after it are all there"
+        if result.promise is not None:
+            words = promise_text(result.promise)
+        self.tell(f"{result.check.finding.id} checked: {words}", "accent", 12.0)
 
     def action_write(self) -> None:
         """Write the picture as SVG and the findings as Markdown, and say where."""

@@ -22,6 +22,7 @@ from gpuwatch.tui.render.order import steady_order
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Abstain, Finding
+    from gpuwatch.diagnosis.verify import CheckResult
 
 __all__ = [
     "FINDING_SORTS",
@@ -88,7 +89,8 @@ class Scene:
     `filters` and `sorts` are those of each list, by its name (ranks, gpus, findings); `metric` is
     the name of the one that the heat map shows. `past` is what curves are drawn from, and
     `cursor_s` the wall-clock time that is shown where the person has scrolled back, with `end_s`
-    the newest time. `snoozed` are ids of findings, `events` the log, newest first.
+    the newest time. `snoozed` are ids of findings, `events` the log, newest first. `checks` are
+    the findings whose window was frozen, of any run, with what has come since.
     """
 
     view: View
@@ -117,6 +119,7 @@ class Scene:
     events: tuple[Event, ...] = ()
     replay: Replay | None = None
     selected_gpu: str = ""
+    checks: tuple[CheckResult, ...] = ()
 
     @property
     def metric(self) -> Metric:
@@ -142,6 +145,13 @@ class Scene:
                 if item.rank == self.selected:
                     return item
         return self.run.ranks[self.order[0]] if self.order else None
+
+    def check(self, item: Finding) -> CheckResult | None:
+        """Return the check of a finding, None where its window was not frozen."""
+        for result in self.checks:
+            if (result.check.run, result.check.finding.id) == (item.run, item.id):
+                return result
+        return None
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:

@@ -33,6 +33,10 @@ from gpuwatch.tui.scene import (
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding, RunDiagnosis
+    from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.tui.checks import Checks
+    from gpuwatch.tui.sides import Compared, Recordings, Sides
+    from gpuwatch.tui.tracks import Tracks
 
 __all__ = ["SNOOZE_S", "SORTS", "SPANS_S", "Watcher"]
 
@@ -67,6 +71,9 @@ _LARGE_S = 1.0
 
 _KEEP_S = 1.0
 """The past is looked after this often."""
+
+_CHECKS_S = 1.0
+"""The steps after a change are compared this often with those before it."""
 
 _REORDER_S = 2.0
 """Ranks change places at most this often, unless their number or trouble changes."""
@@ -116,6 +123,7 @@ class Watcher:
         hz: float = 4.0,
         run: str | None = None,
         notices: Sequence[str] = (),
+        recordings: Recordings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
@@ -146,6 +154,13 @@ class Watcher:
         self._selected_gpu: dict[str, str] = {}
         self._kept_at = -_KEEP_S
         self._back: tuple[Moment, RunView, RunView, tuple[NodeView, ...]] | None = None
+        self._recordings = recordings
+        self._tracks: Tracks | None = None
+        self._checks: Checks | None = None
+        self._sides: Sides | None = None
+        self._sides_rounds = 0
+        self._checked_at = -_CHECKS_S
+        self._completed: list[CheckResult] = []
         self._version: int | None = None
         self._rounds = 0
         self._view = View(version=-1, at_s=0.0)
@@ -169,6 +184,9 @@ class Watcher:
     def poll(self, *, force: bool = False) -> Scene | None:
         """Return the scene to draw, or None where the one on the screen is still right."""
         now = self._clock()
+        if self._sides is not None and self._sides.rounds != self._sides_rounds:
+            # A recording has been read: what waits for it is drawn, also in a pause.
+            self._sides_rounds, force = self._sides.rounds, True
         if self._paused:
             if now - self._kept_at >= _KEEP_S:
                 # The picture stands still; what happens meanwhile must be there afterwards.
@@ -184,6 +202,7 @@ class Watcher:
                 return None
             self._diagnose(now)
             self._settle()
+            self._check(now)
             if now - self._kept_at >= _KEEP_S:
                 self._keep(self._view, now)
         self._drawn_at = now
@@ -199,8 +218,32 @@ class Watcher:
         for run, diagnosis in self._results.items():
             self._log.take(run, diagnosis.findings, self._view.at_s)
 
+    def _track(self, view: View) -> None:
+        """Take the steps that are new. What it takes is loaded when there are some."""
+        if not any(run.window for run in view.runs):
+            return
+        if self._tracks is None:
+            from gpuwatch.tui.tracks import Tracks
+
+            self._tracks = Tracks()
+        replayed = self.replayed
+        wanted: set[str] = set()
+        if self._checks:
+            wanted |= {run.run for run in view.runs}
+        if self._sides is not None:
+            wanted |= self._sides.runs
+            wanted |= {run.run for run in (self._scene.run,) if run is not None}
+        self._tracks.take(view.runs, wanted, 0 if replayed is None else replayed.seeks)
+
+    def _check(self, now: float) -> None:
+        if not self._checks or self._tracks is None or now - self._checked_at < _CHECKS_S:
+            return
+        self._checked_at = now
+        self._completed += self._checks.refresh(self._view.runs, self._tracks)
+
     def _keep(self, view: View, now: float) -> None:
         self._kept_at = now
+        self._track(view)
         if all(run.state == "ended" for run in view.runs):
             # The devices of a machine without a run have curves too.
             cards = {gpu.uuid: gpu for node in view.nodes for gpu in node.gpus}
@@ -322,6 +365,61 @@ class Watcher:
                 aside.add(item.id)
         return frozenset(aside)
 
+    # --- before and after ----------------------------------------------------------------------
+
+    def verify(self, finding: Finding) -> tuple[bool | None, str]:
+        """Freeze the window of a finding to check a change against it, or let it go.
+
+        Returns whether it is frozen now, None where it cannot be, and why.
+        """
+        run = self._view.run(finding.run) or self._scene.run
+        if self._cursor_s is not None:
+            return None, "this is the past; space goes on from now, v freezes what is then"
+        steady = run is not None and any(rank.window for rank in run.ranks)
+        if run is None or not steady or self._tracks is None:
+            return None, "there is no window of steady steps to freeze yet"
+        if self._checks is None:
+            from gpuwatch.tui.checks import Checks
+
+            self._checks = Checks()
+        view = self._view
+        frozen = self._checks.toggle(finding, run, view.runs, self._tracks, view.at_s)
+        if frozen is None:
+            return None, "the window has too few steady steps to compare with"
+        self._checked_at = -_CHECKS_S
+        self._check(self._clock())
+        return frozen, ""
+
+    def take_completed(self) -> list[CheckResult]:
+        """Return the checks that were completed since this was asked last."""
+        completed, self._completed = self._completed, []
+        return completed
+
+    @property
+    def sides(self) -> Sides:
+        """The choice of what is compared."""
+        if self._sides is None:
+            from gpuwatch.tui.sides import Sides
+
+            self._sides = Sides(self._recordings)
+        return self._sides
+
+    def compared(self) -> Compared:
+        """Return how the two chosen sides compare, by what is on the screen."""
+        if self._tracks is None:
+            from gpuwatch.tui.tracks import Tracks
+
+            self._tracks = Tracks()
+        return self.sides.compared(
+            self._view.runs,
+            self._pick(self._view),
+            self._tracks,
+            self._clock(),
+            replayed=self.replayed is not None,
+        )
+
+    # -------------------------------------------------------------------------------------------
+
     def select_gpu(self, uuid: str) -> None:
         """Select a device of the run on the screen, or of this machine."""
         run = self._scene.run
@@ -360,6 +458,7 @@ class Watcher:
             self._taken_at = now
         self._view = view
         self._version = version
+        self._track(view)
 
     def _diagnose(self, now: float) -> None:
         if now - self._diagnosed_at < _DIAGNOSIS_S or not self._view.runs:
@@ -492,6 +591,7 @@ class Watcher:
             replay=self._replay(),
             events=merged(view, self._log, None if run is None else run.run),
             selected_gpu=self._selected_gpu.get(run.run if run is not None else "", ""),
+            checks=self._checks.results if self._checks is not None else (),
         )
         if run is None:
             return base

@@ -47,7 +47,7 @@ ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True)
 
 LATER = (
     *("compare", "events", "finding", "findings", "gpu", "gpus", "heat", "help"),
-    *("palette", "rank", "ranks", "reading", "runs", "stacks"),
+    *("palette", "rank", "ranks", "reading", "runs", "sides", "stacks"),
 )
 
 
@@ -62,8 +62,10 @@ def test_views_are_loaded_when_they_are_opened() -> None:
     loaded = set(done.stdout.split())
     assert "gpuwatch.tui.screens.overview" in loaded
     assert not {f"gpuwatch.tui.screens.{name}" for name in LATER} & loaded
-    parts = ("charts", "braille", "rank", "gpus", "markdown", "stacks")
+    parts = ("charts", "braille", "checks", "compare", "rank", "gpus", "markdown", "stacks")
     assert not {f"gpuwatch.tui.render.{name}" for name in parts} & loaded
+    assert not {f"gpuwatch.tui.{name}" for name in ("checks", "sides", "tracks")} & loaded
+    assert not {f"gpuwatch.store.{name}" for name in ("blocks", "compare", "track")} & loaded
     assert not {"tomllib", "gpuwatch.tui.export", "gpuwatch.tui.widgets.prompt"} & loaded
     assert not {name for name in loaded if name.startswith("gpuwatch.diagnosis")}
 

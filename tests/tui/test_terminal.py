@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pyte
 import pytest
+import support
+import traces
 
 pytestmark = pytest.mark.terminal
 
@@ -392,3 +394,78 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
     finally:
         subprocess.run([*server, "kill-server"], check=False)
     assert len(list(tmp_path.glob("gpuwatch-*.svg"))) == 1
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.parametrize("colour", ["colour", "no-color"])
+def test_two_recordings_are_compared_and_a_change_is_checked_in_tmux(
+    tmp_path: Path, colour: str
+) -> None:
+    common: dict[str, object] = {
+        "ranks": 2,
+        "host": {"cpu_percent": 20, "cpu_iowait_percent": 0},
+        "process": {"cpu_percent": 40},
+        "worker_process": {"cpu_percent": 20},
+        "worker_state": "S",
+        "batch_ms": (300, 60, 10),
+    }
+    # Half-way the loader gets its workers: what is checked is the rest of the run.
+    phases = {"data_wait": [90.0] * 200 + [1.0], "forward": 20.0, "backward": 40.0}
+    slow = traces.Job(
+        **common,  # type: ignore[arg-type]
+        steps=700,
+        phases_ms=phases,
+        step={"queue_depth": [0] * 200 + [4], "queue_capacity": 4},
+        loader={"num_workers": 2},
+    )
+    slow.write(tmp_path / "before.jsonl")
+    fast = traces.Job(
+        **common,  # type: ignore[arg-type]
+        steps=300,
+        phases_ms={**phases, "data_wait": 1.0},
+        step={"queue_depth": 4, "queue_capacity": 12},
+        loader={"num_workers": 6},
+        seed=3,
+        simulated=True,
+    )
+    fast.write(tmp_path / "after.jsonl")
+    with support.run_directory() as directory:
+        window = support.Tmux(directory, 120, 50)
+        try:
+            more = {"NO_COLOR": "1"} if colour == "no-color" else {}
+            command = " ".join([*support.GPUWATCH, "replay before.jsonl after.jsonl --at 180"])
+            environment = support.environment(directory, **more)
+            if not more:
+                environment.pop("NO_COLOR", None)
+            window.start(f"cd {tmp_path} && {command}; echo left $?", environment)
+            window.wait_for("starves", PAINT_LIMIT_S)
+            window.keys("4")
+            window.wait_for("v freezes this window", PAINT_LIMIT_S)
+            window.keys("v")
+            window.wait_for("of 64 steps up to step", PAINT_LIMIT_S)
+            window.keys("5")
+            shown = window.wait_for("faster, 95 % CI", PAINT_LIMIT_S)
+            assert "A before (saved)" in shown
+            assert "B after (saved) SIMULATED" in shown
+            assert "num_workers 2 -> 6" in shown
+            assert "Checked changes" in shown or "scroll" in shown
+            window.keys("a")
+            window.wait_for("batch_size 8", PAINT_LIMIT_S)
+            window.keys("Escape")
+            window.wait_for("hidden, a: all", PAINT_LIMIT_S)
+            window.keys("o")
+            window.wait_for("Choose A", PAINT_LIMIT_S)
+            # The first in the list is the run that is replayed; after it come both recordings.
+            window.keys("Tab", "Enter")
+            window.wait_for("B job (replayed)", PAINT_LIMIT_S)
+            window.keys("o", "Escape")
+            window.wait_for("o choose A and B", PAINT_LIMIT_S)
+            window.keys("4")
+            # The replay goes on meanwhile, at its own speed, to the steps after the change.
+            window.wait_for("of 256 steps so far", PAINT_LIMIT_S)
+            window.keys("v")
+            window.wait_for("is not checked any more", PAINT_LIMIT_S)
+            window.keys("q")
+            window.wait_for("left 0", PAINT_LIMIT_S)
+        finally:
+            window.close()

@@ -223,17 +223,21 @@ def abstained_rows(abstained: Sequence[Abstain], width: int) -> list[Line]:
     return lines
 
 
-def _check(item: Finding, width: int) -> list[Line]:
-    """Return how to see whether a change has helped."""
-    if not item.hints or item.state != "open":
+def _check(item: Finding, scene: Scene, width: int) -> list[Line]:
+    """Return how a change did against the finding's window, or how to find that out."""
+    result = scene.check(item)
+    if result is None and (not item.hints or item.state != "open"):
         return []
-    text = (
-        "record before the change and after it (gpuwatch record -o FILE); gpuwatch compare then "
-        "says what was predicted and what came of it"
-    )
     lines = [fit([("", "text")], width), fit([("  CHECK", "title")], width)]
-    lines += [fit([("    ", "text"), (row, "text")], width) for row in wrap(text, width - 8)]
-    return lines
+    if result is not None:
+        from gpuwatch.tui.render.checks import check_lines
+
+        return lines + check_lines(result, width)
+    text = (
+        "v freezes this window; then change the knob, in the run or by starting it anew: the next "
+        "256 steps are compared with it, predicted against actual"
+    )
+    return lines + [fit([("    ", "text"), (row, "text")], width) for row in wrap(text, width - 8)]
 
 
 def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = True) -> list[Line]:
@@ -266,6 +270,10 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
     if item.follows:
         facts.append(f"follows {item.follows}")
     lines += _packed([fact for fact in facts if fact], width)
+    checked = scene.check(item) is not None
+    if checked:
+        # What the person waits for stands where it is seen.
+        lines += _check(item, scene, width)
     lines += _evidence(item, width)
     lines += _section(
         "RULED OUT",
@@ -274,7 +282,8 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
         "nothing else was looked at",
     )
     lines += _hints(item, step_ms, width)
-    lines += _check(item, width)
+    if not checked:
+        lines += _check(item, scene, width)
     if item.follows:
         cause = next((f for f in scene.findings if item.follows in (f.id, f.kind)), None)
         text = f"{item.follows}  {cause.summary}" if cause is not None else item.follows

@@ -224,6 +224,11 @@ class ActsOnFinding(FedScreen):
         if self._findings.finding is not None:
             self.gpuwatch.snooze(self._findings.finding)
 
+    def action_verify(self) -> None:
+        """Check a change against the selected finding's window, or stop checking."""
+        if self._findings.finding is not None:
+            self.gpuwatch.verify(self._findings.finding)
+
 
 LIST_KEYS = bind("filter", "sort", "close")
 """Bindings of a screen with a list that can be filtered and sorted."""

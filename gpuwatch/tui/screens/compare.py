@@ -1,46 +1,79 @@
-"""View 5: two runs against each other. It is a command so far, and the view says how to get it."""
+"""View 5: two runs against each other, recordings or runs of this session."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
+from textual.binding import BindingType
 from textual.widget import Widget
 
+from gpuwatch.tui.binding import bind
+from gpuwatch.tui.keymap import label_of
 from gpuwatch.tui.layout import Rect
-from gpuwatch.tui.render.text import fit, heading, pad
+from gpuwatch.tui.render.compare import compare_lines
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.base import FedScreen
-from gpuwatch.tui.widgets.pane import LinePane, place
+from gpuwatch.tui.screens.reading import PagePane
+from gpuwatch.tui.widgets.pane import place
 
 __all__ = ["CompareScreen"]
 
-COMMANDS = (
-    ("gpuwatch record -o before", "in another terminal, while the run goes"),
-    ("gpuwatch record -o after", "after the change"),
-    ("gpuwatch compare before after", "times, settings, findings; predicted against actual"),
-)
-"""What gives a comparison today, as it is typed."""
-
 
 class CompareScreen(FedScreen):
-    """The commands that compare."""
+    """What a change has brought."""
 
+    BINDINGS: ClassVar[list[BindingType]] = bind("close", "choose", "all")
+    AUTO_FOCUS = "#page"
     VIEW = "compare"
+    HERE = ("choose", "all", "down", "up", "page-down", "page-up", "close")
 
     def __init__(self) -> None:
         super().__init__(id="compare-view")
-        self._text = LinePane(id="text")
+        self._page = PagePane(id="page")
+        self._all = False
 
     def bodies(self) -> Mapping[str, Widget]:
-        """The text."""
-        return {"text": self._text}
+        """The page alone."""
+        return {"page": self._page}
+
+    def list_pane(self) -> Widget | None:
+        """The page has the focus: it may be longer than the screen."""
+        return self._page
 
     def draw(self, scene: Scene, room: Rect) -> None:
-        """Say how to get there."""
-        place(self._text, room)
-        lines = [heading("Compare", room.width), fit([("", "text")], room.width)]
-        words = "Two runs are compared by their recordings, before a change and after it:"
-        lines += [fit([(f"  {words}", "text")], room.width), fit([("", "text")], room.width)]
-        lines += [
-            fit([("    ", "text"), (pad(command, 36), "hint"), (why, "dim")], room.width)
-            for command, why in COMMANDS
-        ]
-        self._text.show(lines)
+        """Compare what is chosen as it is now."""
+        airy = room.height >= 28
+        top = 1 if airy else 0
+        place(self._page, Rect(room.x, room.y + top, room.width, room.height - top))
+        names = self.gpuwatch.key_names
+        lines = compare_lines(
+            self.gpuwatch.watcher.compared(),
+            scene.checks,
+            room.width,
+            show_all=self._all,
+            choose_key=label_of("choose", names),
+            all_key=label_of("all", names),
+        )
+        self._page.feed(lines)
+
+    def keys(self, scene: Scene) -> list[tuple[str, str]]:
+        """Return the keys that work here."""
+        keys = [("choose", "choose A and B"), ("all", "differences" if self._all else "all")]
+        if self._page.virtual_size.height > self._page.size.height:
+            keys.append(("down", "scroll"))
+        return [*keys, ("pause", "resume" if scene.paused else "pause"), ("write", "write")]
+
+    def action_choose(self) -> None:
+        """List what can be compared."""
+        from gpuwatch.tui.screens.sides import SidesScreen
+
+        self.app.push_screen(SidesScreen())
+
+    def action_all(self) -> None:
+        """Show the settings that are equal too, or the differences alone."""
+        self._all = not self._all
+        self.gpuwatch.refresh_scene(force=True)
+
+    def action_back(self) -> None:
+        """Hide the equal settings again."""
+        if self._all:
+            self.action_all()

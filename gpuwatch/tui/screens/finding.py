@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINDING_ACTIONS", "FindingScreen"]
 
-FINDING_ACTIONS = ("copy", "copy-markdown", "snooze")
+FINDING_ACTIONS = ("copy", "copy-markdown", "snooze", "verify")
 """What can be done with a finding wherever one is selected."""
 
 
@@ -41,16 +41,20 @@ class FindingScreen(ReadingScreen):
     def page(self, scene: Scene, width: int) -> list[Line]:
         """Return the finding as it is now; as it was, if it is no longer found."""
         for item in scene.findings:
-            if item.id == self._finding.id and item.kind == self._finding.kind:
+            # A run that was started anew numbers its findings anew.
+            if (item.run, item.id, item.kind) == self._key():
                 self._finding = item
                 break
         return finding_detail(self._finding, scene, width)
+
+    def _key(self) -> tuple[str, str, str]:
+        return self._finding.run, self._finding.id, self._finding.kind
 
     def more_keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return what can be done with it."""
         keys = [("evidence", "on the time axis")]
         if self._finding.hints:
-            keys.append(("copy", "copy hint"))
+            keys += [("copy", "copy hint"), ("verify", "verify")]
         keys += [("copy-markdown", "copy all"), ("snooze", "snooze")]
         if len(scene.findings) > 1:
             keys.append(("next", "other finding"))
@@ -82,3 +86,7 @@ class FindingScreen(ReadingScreen):
     def action_snooze(self) -> None:
         """Put it aside, or take it back."""
         self.gpuwatch.snooze(self._finding)
+
+    def action_verify(self) -> None:
+        """Check a change against its window, or stop checking."""
+        self.gpuwatch.verify(self._finding)

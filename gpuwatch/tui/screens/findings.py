@@ -89,6 +89,7 @@ class FindingsScreen(ActsOnFinding):
                 ("open", "open"),
                 ("copy", "copy hint"),
                 ("copy-markdown", "copy all"),
+                ("verify", "verify"),
                 ("snooze", "snooze"),
                 ("sort", "sort"),
             ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpuwatch.tui.keymap import VIEWS, help_entries
+from gpuwatch.tui.keymap import VIEWS, help_entries, keys_of
 from gpuwatch.tui.render.keys import help_lines
 from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
@@ -41,5 +41,7 @@ class HelpScreen(ReadingScreen):
     def page(self, scene: Scene, width: int) -> list[Line]:
         """Return the page of help for the screen below."""
         chosen = self.gpuwatch.key_names
-        everywhere = [name for name in EVERYWHERE if name not in self._here]
+        # A key that does something else here does not do what it does everywhere.
+        taken = {keys_of(name, chosen) for name in self._here}
+        everywhere = [name for name in EVERYWHERE if keys_of(name, chosen) not in taken]
         return help_lines(width, help_entries(self._here, chosen), help_entries(everywhere, chosen))

@@ -37,7 +37,7 @@ class Overview(ActsOnFinding):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *LIST_KEYS,
-        *bind("focus-next", "stacks", "copy", "copy-markdown", "snooze"),
+        *bind("focus-next", "stacks", "copy", "copy-markdown", "snooze", "verify"),
         Binding("shift+tab", "other_list", show=False),
     ]
     VIEW = "overview"
@@ -54,6 +54,7 @@ class Overview(ActsOnFinding):
         "copy",
         "copy-markdown",
         "snooze",
+        "verify",
         "stacks",
         "previous",
         "next",
