@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 INPUTS := pyproject.toml trainer/pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench scoreboard clean
+.PHONY: help demo test check format bench soak scoreboard screenshots clean
 
 help:
 	@echo "make demo    train two ranks with a loader that is too slow, and watch them"
@@ -14,7 +14,9 @@ help:
 	@echo "make check   lint, types, import contracts"
 	@echo "make format  let ruff reformat"
 	@echo "make bench   print every budget beside its baseline"
+	@echo "make soak    run the screen for ten minutes: memory, missed ticks, CPU"
 	@echo "make scoreboard  say how often the diagnosis is right"
+	@echo "make screenshots  draw the pictures of the documents anew"
 	@echo "make clean   remove the virtual environment and caches"
 
 $(BIN)/python:
@@ -46,10 +48,16 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-dev
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in $(filter-out benchmarks/bench_soak.py,$(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/bench_soak.py
 
 scoreboard: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/score.py
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/screenshots.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
