@@ -208,7 +208,7 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
                 round(covered * lag_ms, 2),
                 "ms",
                 f"{covered:.0%} of the lag",
-                "phase of the late rank, against its own median",
+                "phase of the late rank, against the median of the others",
             ),
         ),
         ruled_out=(
@@ -231,12 +231,20 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
 
 
 def _late_phase(aligned: Aligned, lasts: list[int], lag_ms: float) -> tuple[str, float]:
-    """Return the phase in which the late ranks are late, and its share of the lag."""
+    """Return the phase in which the late ranks are late, and its share of the lag.
+
+    Against the other ranks in the same step: a rank that is slow in every step, as several may be,
+    is not late against its own past.
+    """
     excess = {}
     for phase in _OWN_PHASES:
-        rows = aligned.phase_ms(phase)
-        usual = [statistics.median(row) for row in rows]
-        excess[phase] = mean_ms([rows[r][s] - usual[r] for s, r in enumerate(lasts)])
+        columns = zip(*aligned.phase_ms(phase), strict=True)
+        excess[phase] = mean_ms(
+            [
+                column[last] - statistics.median(column[:last] + column[last + 1 :])
+                for column, last in zip(columns, lasts, strict=True)
+            ]
+        )
     phase = max(excess, key=excess.__getitem__)
     return phase, max(0.0, min(1.0, excess[phase] / lag_ms)) if lag_ms else 0.0
 

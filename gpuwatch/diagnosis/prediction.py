@@ -16,7 +16,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpuwatch.diagnosis.aligned import MIN_STEPS, Aligned, align, clock_missing, mad_ms, mean_ms
-from gpuwatch.diagnosis.input import CROWDED, SPREAD, Model, cores_of_ranks, models_of
+from gpuwatch.diagnosis.input import (
+    CROWDED,
+    SPREAD,
+    Model,
+    cores_of_ranks,
+    models_of,
+    waits_for_batches,
+)
 from gpuwatch.diagnosis.types import RunPicture
 
 __all__ = ["predict_step_ms"]
@@ -62,8 +69,12 @@ def predict_step_ms(
         changed = ranks is None or model.rank.rank in ranks
         workers = num_workers if changed else model.workers
         if workers:
-            low_ms = max(low_ms, rest.low + transfer_ms, batch.low / workers)
-            high_ms = max(high_ms, rest.high + transfer_ms, batch.high / workers)
+            low_ms = max(low_ms, rest.low + transfer_ms)
+            high_ms = max(high_ms, rest.high + transfer_ms)
+            if model.busy is not None or not model.workers or waits_for_batches(model, step_ms):
+                # Else it is only known that a batch costs no more than the step leaves it time.
+                low_ms = max(low_ms, batch.low / workers)
+                high_ms = max(high_ms, batch.high / workers)
         else:
             low_ms = max(low_ms, rest.low + transfer_ms + batch.low)
             high_ms = max(high_ms, rest.high + transfer_ms + batch.high)

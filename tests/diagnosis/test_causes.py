@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuwatch.diagnosis import Engine, Finding
 from gpuwatch.diagnosis.engine import RULES, diagnose_run, picture_of
 from gpuwatch.diagnosis.memory import rising
-from gpuwatch.schema import Bye, Ddp, IoSample, RankFrame, RankState, Reading, Span
+from gpuwatch.schema import Bye, Ddp, IoSample, Ledger, RankFrame, RankState, Reading, Span
 from gpuwatch.store import Store
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
@@ -364,6 +364,21 @@ def test_scatter_alone_is_no_lateness_in_turn(ranks: int, seed: int, scatter: fl
     assert [f for f in found(trace) if f.severity != "note"] == []
 
 
+def test_several_slow_loaders_are_no_ranks_that_take_turns() -> None:
+    # Eight ranks of 32 wait for data in every step; which of them is last is chance.
+    slow = {**HEALTHY, "data_wait": 60.0}
+    trace = Trace(
+        [{**HEALTHY, "data_wait": 3.0}] * 24 + [slow] * 8, scatter=0.15, queue_depth=0.0,
+        num_workers=4, worker_cpu=20.0, cores=64, cpu=20.0,
+    )  # fmt: skip
+    serious = [f for f in found(trace) if f.severity != "note"]
+    assert [(f.kind, f.ranks) for f in serious] == [("loader_few_workers", tuple(range(24, 32)))]
+    (hint,) = serious[0].hints
+    assert hint.predicted_ms is not None
+    # Twice the workers take most of the wait away, on the ranks that have it.
+    assert hint.predicted_ms[0] < 125
+
+
 # --- communication ------------------------------------------------------------------------------
 
 
@@ -451,6 +466,17 @@ def test_a_leak_is_named_with_its_slope_and_device() -> None:
         Trace([HEALTHY], memory_bytes=memory, steps=200, more_hello={"device": "cuda:0"})
     )
     assert (on_device.kind, on_device.confidence) == ("gpu_leak", "high")
+
+
+def test_a_heap_that_settles_in_the_first_minute_is_no_leak_yet() -> None:
+    trace = Trace([HEALTHY], memory_bytes=[10**9 + n * 2**19 for n in range(200)], steps=200)
+
+    def kinds(wall_s: float) -> set[str]:
+        trace.frames = [replace(f, ledger=Ledger(wall_ns=int(wall_s * 1e9))) for f in trace.frames]
+        return {f.kind for f in found(trace)}
+
+    assert "cpu_leak" not in kinds(20.0)  # 80 MiB by now
+    assert "cpu_leak" in kinds(90.0)
 
 
 # --- hang ---------------------------------------------------------------------------------------
