@@ -20,7 +20,7 @@ from gpuwatch.diagnosis.aligned import (
     too_few,
 )
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
-from gpuwatch.diagnosis.machine import host_most
+from gpuwatch.diagnosis.machine import host_most, use_of
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Ddp
 
@@ -50,6 +50,9 @@ STALLED_PERCENT = 20.0
 """Of the time in which some task waited for a core (PSI): a collective of small gradients on CPUs
 takes as long as its threads wait for one. Two ranks with two workers each on two cores that were
 70 % busy were seen at 30-60 %."""
+
+OTHERS_SHARE = 0.15
+"""Of the cores that other programs use: then bytes that have to be moved may wait for them."""
 
 MOSTLY = 0.5
 """... unless communication is most of the step."""
@@ -259,12 +262,15 @@ def _moves_bulk(aligned: Aligned) -> bool:
     )
 
 
-def _doubted(picture: RunPicture, finding: Finding, *, waiting: bool = False) -> Finding:
+def _doubted(
+    picture: RunPicture, finding: Finding, *, waiting: bool = False, by_others: bool = False
+) -> Finding:
     """Return the finding as a note where its ranks compute on CPUs that have no core to spare.
 
     On a contended machine ranks wait for cores inside their collectives, which looks like a slow
     network, or like one rank being late. `waiting`: also where tasks often wait for a core though
-    not all are busy on average.
+    not all are busy on average. `by_others`: only where other programs keep cores busy; what the
+    ranks themselves spend on moving much data is the communication.
     """
     on_cpu = any(r.hello is not None and r.hello.device == "cpu" for r in picture.run.ranks)
     for name in finding.nodes:
@@ -273,6 +279,9 @@ def _doubted(picture: RunPicture, finding: Finding, *, waiting: bool = False) ->
         crowded = busy is None or busy >= BUSY_PERCENT
         if waiting and stalled is not None and stalled >= STALLED_PERCENT:
             crowded = True
+        if by_others and crowded:
+            use = use_of(picture, name, [r for r in picture.run.ranks if r.node == name])
+            crowded = use is None or use.busy - use.ours >= OTHERS_SHARE * use.cores
         if on_cpu and crowded:
             seen = f"at {busy:.0f} % CPU" if busy is not None else "not seen yet"
             if stalled is not None:
@@ -380,7 +389,7 @@ def comm_bound(picture: RunPicture) -> Outcome:
         found = _comm_finding(aligned, transfer_ms, peer_wait_ms, held)
         # Bytes that have to be moved explain themselves better than small ones that wait.
         small = not _moves_bulk(aligned) and (found.share or 0.0) < MOSTLY
-        return _doubted(picture, found, waiting=small)
+        return _doubted(picture, found, waiting=small, by_others=not small)
     if peer_wait_ms >= floor_ms:
         for rule in (straggler, loader_few_workers):
             cause = rule(picture)
@@ -460,7 +469,12 @@ def _comm_finding(
                 f"DDP over {ddp.backend or 'an unnamed backend'}",
             )
         )
-    if ddp is not None and not ddp.comm_hook and (ddp.gradient_bytes or 0) >= BULK_BYTES:
+    # Between CPUs of one machine nothing is slow but the CPU, and converting takes that too.
+    loopback = len({r.node for r in aligned.ranks}) == 1 and all(
+        r.hello is not None and r.hello.device == "cpu" for r in aligned.ranks
+    )
+    bulk = ddp is not None and (ddp.gradient_bytes or 0) >= BULK_BYTES
+    if ddp is not None and bulk and not ddp.comm_hook and not loopback:
         hook = "bf16_compress_hook" if "nccl" in ddp.backend else "fp16_compress_hook"
         low_ms = step_ms - transfer_ms * (1 - COMPRESSED[0])
         high_ms = step_ms - transfer_ms * (1 - COMPRESSED[1])

@@ -382,14 +382,18 @@ def test_several_slow_loaders_are_no_ranks_that_take_turns() -> None:
 # --- communication ------------------------------------------------------------------------------
 
 
-def bound(ddp: Ddp | None, **more: Any) -> Finding:
-    """A job of 97 ms of its own and 60 ms of transfer a step."""
+def bound(ddp: Ddp | None, *, nodes: int = 2, **more: Any) -> Finding:
+    """A job of 97 ms of its own and 60 ms of transfer a step, each rank on a node if on two."""
     trace = Trace([HEALTHY] * 2, transfer_ms=60.0, **more)
-    trace.frames = [
-        replace(f, hello=replace(f.hello, ddp=ddp)) if f.hello is not None else f
-        for f in trace.frames
-    ]
-    return first(trace)
+    store = Store(lambda: 100.0)
+    for rank, frame in enumerate(trace.frames):
+        assert frame.hello is not None
+        told = replace(frame, hello=replace(frame.hello, ddp=ddp))
+        node = f"node{rank % nodes}"
+        store.apply(node_frame(rank + 1, [told], sensors=trace.sensors, node=node), 100.0)
+    view = store.view()
+    (finding,) = diagnose_run(picture_of(view, view.runs[0]))[0]
+    return finding
 
 
 def predicted(finding: Finding) -> dict[str, tuple[float, float]]:
@@ -405,6 +409,25 @@ def test_what_compression_and_accumulation_would_bring() -> None:
     # Half the bytes save up to half of the transfer; half the reductions save half of it.
     assert gains["comm_hook"] == pytest.approx((18, 30), abs=2)
     assert gains["gradient_accumulation"] == pytest.approx((21, 30), abs=2)
+    # On the CPUs of one machine converting gradients takes what it saves.
+    assert "comm_hook" not in predicted(bound(many, nodes=1))
+
+
+@pytest.mark.parametrize(
+    ("ours", "megabytes", "severity"),
+    [
+        # The ranks' own moving of data fills the cores: that is the communication.
+        (96.0, 48, "critical"),
+        # Others do: the ranks may wait for a core in their collectives.
+        (30.0, 48, "note"),
+        # Little data: whoever fills them.
+        (96.0, 0.1, "note"),
+    ],
+)
+def test_full_cores_and_who_fills_them(ours: float, megabytes: float, severity: str) -> None:
+    ddp = Ddp(gradient_bytes=int(megabytes * 2**20), backend="gloo")
+    finding = bound(ddp, nodes=1, cores=2, cpu=97.0, main_cpu=ours, num_workers=0)
+    assert (finding.kind, finding.severity) == ("comm_bound", severity)
 
 
 def test_what_overlap_would_bring_where_there_is_none() -> None:

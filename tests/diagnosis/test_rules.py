@@ -238,9 +238,8 @@ def test_a_slow_network_is_told_from_a_late_rank() -> None:
     assert finding.cost_ms == pytest.approx(60, abs=4)
     assert not rest
     assert finding.confidence == "high"
-    assert {h.knob for h in finding.hints} == {"comm_hook", "gradient_accumulation"}
-    hook = next(h for h in finding.hints if h.knob == "comm_hook")
-    assert hook.new == "fp16_compress_hook"  # bf16 needs NCCL
+    # On the CPUs of one machine converting gradients takes what it saves.
+    assert {h.knob for h in finding.hints} == {"gradient_accumulation"}
 
 
 def test_small_gradients_get_no_advice_to_compress_them() -> None:
