@@ -246,6 +246,12 @@ class Cores:
     floor_ms: float
     """The step cannot be shorter: CPU work of a step over the cores that others leave."""
 
+    @property
+    def free(self) -> float:
+        """Share of the cores that others leave."""
+        others = max(0.0, self.busy - self.ours)
+        return max(FAIR_SHARE, 1.0 - others / self.cores)
+
 
 def cores_of_ranks(picture: RunPicture, ranks: list[RankView], step_ms: float) -> Cores | None:
     tightest: Cores | None = None
@@ -262,8 +268,8 @@ def _node_cores(
     use = use_of(picture, name, ranks)
     if use is None:
         return None
-    free = max(FAIR_SHARE * use.cores, use.cores - max(0.0, use.busy - use.ours))
-    return Cores(use.cores, use.busy, use.ours, use.ours * step_ms / free)
+    cores = Cores(use.cores, use.busy, use.ours, 0.0)
+    return replace(cores, floor_ms=use.ours * step_ms / (cores.free * use.cores))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ Operational analysis (Plumber, MLSys 2022): with w workers a step is at least
 Without workers the training process makes the batches itself, and the costs add up.
 
 On a machine whose cores are full the times that were measured hold waiting for a core, which
-another number of workers changes: the bounds are then apart, the lower one from CPU time alone.
+another number of workers changes: the bounds are then apart, the lower one from CPU time alone. Nor
+do others keep the cores that they use today: more workers of ours leave them less.
 """
 
 from collections.abc import Collection
@@ -28,9 +29,10 @@ from gpuwatch.diagnosis.types import RunPicture
 
 __all__ = ["predict_step_ms"]
 
-BELOW = 0.05
+BELOW = 0.08
 """A step may be so much shorter than the bounds say: what a batch costs is a mean of ten seconds.
-Above them it may be longer by `SPREAD`, for queues are not always full when they should be."""
+Above them it may be longer by `SPREAD`, for queues are not always full when they should be. With
+both 90 % of the cells of a sweep hold (`benchmarks/bench_predictions.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ def predict_step_ms(
     rests = [_rest(aligned, row, model, crowded) for row, model in enumerate(models)]
     batches = [_batch(model, crowded) for model in models]
     transfer_ms = mean_ms(aligned.transfer_ms)
-    floor_ms = cores.floor_ms if cores is not None else 0.0
-    low_ms = high_ms = floor_ms
+    high_ms = cores.floor_ms if cores is not None else 0.0
+    free = cores.free if cores is not None and crowded else 1.0
+    low_ms = high_ms * (cores.free if cores is not None else 1.0)
     for model, rest, batch in zip(models, rests, batches, strict=True):
         changed = ranks is None or model.rank.rank in ranks
         workers = num_workers if changed else model.workers
@@ -77,7 +80,7 @@ def predict_step_ms(
                 high_ms = max(high_ms, batch.high / workers)
         else:
             low_ms = max(low_ms, rest.low + transfer_ms + batch.low)
-            high_ms = max(high_ms, rest.high + transfer_ms + batch.high)
+            high_ms = max(high_ms, (rest.high + transfer_ms + batch.high) / free)
     return low_ms * (1 - BELOW), high_ms * (1 + SPREAD) + mad_ms(aligned.without_wait_ms)
 
 
