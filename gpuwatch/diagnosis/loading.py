@@ -625,22 +625,24 @@ def _computing(seen: Starvation) -> bool:
     worker_ms = sum(_worker_cores(m) for m in seen.models) * seen.step_ms
     if worker_ms < 0.5 * cores.ours * seen.step_ms:
         return False  # most of the CPU work is the training's own
-    alone = [m for m in seen.starved if not m.workers]
-    if alone:
-        return False  # it loads in the training process: workers come first
     crowded = cores.busy >= CROWDED * cores.cores
+    full = cores.floor_ms >= AT_THE_LIMIT * seen.step_ms
+    if any(not m.workers for m in seen.starved):
+        return crowded and full  # else workers come first: they would have cores
     runnable = mean_or_none(m.runnable for m in seen.starved)
     if crowded and runnable is not None and runnable >= CPU_BOUND:
         return True  # they never sleep: what is not CPU in a batch is waiting for a core
     cpu = mean_or_none(m.worker_cpu for m in seen.starved) or 0.0
-    full = cores.floor_ms >= AT_THE_LIMIT * seen.step_ms
     if runnable is not None and runnable < LATENCY_BOUND:
         return False  # they sleep
     return full and (cpu >= LATENCY_BOUND or crowded)
 
 
 def _worker_cores(model: Model) -> float:
-    """CPU of a rank's workers, in cores."""
+    """CPU of a rank's workers, in cores; without workers that of its process while it fetches."""
+    if not model.workers and model.rank.step_ms:
+        fetching = min(1.0, model.wait_ms / model.rank.step_ms)
+        return fetching * (model.main_cpu_percent or 0.0) / 100.0
     if model.rank.worker_means:
         means = model.rank.worker_means
         return sum(m.readings.get("cpu_percent", 0.0) for m in means) / 100.0

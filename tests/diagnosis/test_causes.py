@@ -200,6 +200,18 @@ def test_whose_workers_fill_the_cores_is_named_not_who_happens_to_wait(
     assert finding.ranks == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("cpu", "main_cpu", "kind"),
+    [(99.0, 98.0, "cpu_decode_aug"), (40.0, 35.0, "loader_few_workers")],
+)
+def test_without_workers_full_cores_are_what_workers_would_not_help(
+    cpu: float, main_cpu: float, kind: str
+) -> None:
+    trace = Trace([STARVED] * 2, num_workers=0, cores=2, cpu=cpu, main_cpu=main_cpu)
+    finding = first(trace)
+    assert (finding.kind, finding.ranks) == (kind, (0, 1))
+
+
 def test_one_slow_worker_is_named_and_not_their_number() -> None:
     # Two workers take turns: 400 ms from one and 20 ms from the other make steps of 200 ms.
     slow = starving(batch_ms=(20.0, 5.0, 1.0), slow_worker=20.0, queue_depth=0.6)
