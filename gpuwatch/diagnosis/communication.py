@@ -19,6 +19,7 @@ from gpuwatch.diagnosis.aligned import (
     ranks_text,
     too_few,
 )
+from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
 from gpuwatch.diagnosis.machine import host_most, use_of
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
@@ -81,6 +82,10 @@ BUCKETS = 4
 
 SPREAD = 0.3
 """Of a gain that may not come: what is saved of waiting is not all saved of the step."""
+
+WAKING_MS = 10.0
+"""80 kB over gloo took 6-7 ms between two ranks of one machine that slept for most of the step, and
+1 ms where they did not: what is seen below is processes that have to be woken up."""
 
 _OWN_PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
 
@@ -262,6 +267,17 @@ def _moves_bulk(aligned: Aligned) -> bool:
     )
 
 
+def _is_small(aligned: Aligned) -> bool:
+    """Whether ranks on CPUs reduce so little that it is known not to be about bandwidth."""
+    sizes = [
+        r.hello.ddp.gradient_bytes
+        for r in aligned.ranks
+        if r.hello is not None and r.hello.device == "cpu" and r.hello.ddp is not None
+    ]
+    known = [size for size in sizes if size is not None]
+    return len(known) == len(aligned.ranks) and max(known) < BULK_BYTES
+
+
 def _doubted(
     picture: RunPicture, finding: Finding, *, waiting: bool = False, by_others: bool = False
 ) -> Finding:
@@ -273,6 +289,15 @@ def _doubted(
     ranks themselves spend on moving much data is the communication.
     """
     on_cpu = any(r.hello is not None and r.hello.device == "cpu" for r in picture.run.ranks)
+    limits = [rule(picture) for rule in (cpu_quota, cpu_affinity)]
+    limited = next((f.kind for f in limits if isinstance(f, Finding)), "")
+    if on_cpu and limited:
+        return replace(
+            finding,
+            severity="note",
+            confidence="low",
+            ruled_out=(*finding.ruled_out, f"contention: not ruled out, there is {limited}"),
+        )
     for name in finding.nodes:
         node = picture.node(name)
         busy, stalled = host_most(node, "cpu_percent"), host_most(node, "psi_cpu_some")
@@ -387,6 +412,17 @@ def comm_bound(picture: RunPicture) -> Outcome:
     floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
     if transfer_ms >= floor_ms and held >= HELD_IN:
         found = _comm_finding(aligned, transfer_ms, peer_wait_ms, held)
+        if transfer_ms < WAKING_MS and _is_small(aligned):
+            found = replace(
+                found,
+                severity="note",
+                confidence="low",
+                ruled_out=(
+                    *found.ruled_out,
+                    "contention: not ruled out, little data between processes on CPUs waits to be "
+                    "woken up",
+                ),
+            )
         # Bytes that have to be moved explain themselves better than small ones that wait.
         small = not _moves_bulk(aligned) and (found.share or 0.0) < MOSTLY
         return _doubted(picture, found, waiting=small, by_others=not small)

@@ -17,9 +17,9 @@ STEPS = 20.0
 LOADING_S = 60.0
 """A fetch may be the first of an epoch, whose workers take their time."""
 
-STILL_S = 3.0
-STILL_STEPS = 5.0
-"""Half of the six seconds over which readings of the machine are averaged."""
+STILL_S = 1.0
+STILL_STEPS = 10.0
+"""Readings of the machine come once a second: the next one is of a machine that does nothing."""
 
 LEFT_S = 3.0
 """A rank that has left so shortly after the others came to stand may be what they wait for."""

@@ -52,6 +52,10 @@ FIRST_TIMES = 3.0
 """A first batch counts as late above both: workers take 20-90 ms to start where nothing is slow,
 and measured first batches of new workers were 5-100 times a steady one."""
 
+FIRST_ALIKE = 0.5
+"""... and where one rank's is, those of others from half of that on: in synchronous training who is
+ready first waits in a collective instead."""
+
 CORRELATED = 0.5
 CONCENTRATED = 0.6
 """Of the wait that must lie in one of as many steps as there are workers."""
@@ -268,14 +272,14 @@ def _worker_restart(picture: RunPicture) -> Outcome:
         usual_ms = statistics.median(steady)
         waits_ms = [(deciding(r).data_wait or 0) / 1e6 for r in firsts]
         excess_ms = statistics.median(waits_ms) - usual_ms
-        if excess_ms < FIRST_FLOOR_MS or statistics.median(waits_ms) < FIRST_TIMES * usual_ms:
-            continue
+        least_ms = max(FIRST_TIMES * usual_ms, 1e-3)
+        late = min(excess_ms / FIRST_FLOOR_MS, statistics.median(waits_ms) / least_ms)
         steps = (firsts[-1].index - firsts[0].index) / (len(firsts) - 1)
-        if steps >= 1:
-            rows.append((rank, loader, excess_ms, usual_ms, steps, len(firsts)))
-    if not rows:
+        if steps >= 1 and late >= FIRST_ALIKE:
+            rows.append((rank, loader, excess_ms, usual_ms, steps, len(firsts), late))
+    if max((row[-1] for row in rows), default=0.0) < 1.0:
         return None
-    rank, loader, excess_ms, usual_ms, steps, count = max(rows, key=lambda r: r[2] / r[4])
+    rank, loader, excess_ms, usual_ms, steps, count, _ = max(rows, key=lambda r: r[2] / r[4])
     cost_ms = excess_ms / steps
     step_ms = rank.step_ms or 0.0
     share = cost_ms / (step_ms + cost_ms)

@@ -303,6 +303,22 @@ def test_workers_that_start_anew_at_each_epoch() -> None:
     assert found(epochs(persistent=False, waits_ms=40.0)) == []
 
 
+def test_the_rank_that_is_ready_a_little_sooner_is_named_too() -> None:
+    def kinds(first_ms: float, other_ms: float) -> dict[str, tuple[int, ...]]:
+        late = dict.fromkeys((20, 40, 60), first_ms)
+        trace = Trace([HEALTHY] * 2, first_batch_ms=late, persistent_workers=False)
+        records = [
+            _longer_wait(step, other_ms) if step.index in late else step
+            for step in trace.frames[1].records
+        ]
+        trace.frames = [trace.frames[0], _with_records(trace.frames[1], records)]
+        return {f.kind: f.ranks for f in found(trace)}
+
+    assert kinds(120.0, 40.0)["worker_restart"] == (0, 1)
+    assert kinds(120.0, 10.0)["worker_restart"] == (0,)
+    assert "worker_restart" not in kinds(40.0, 40.0)
+
+
 def test_batches_in_bursts_are_a_note_with_the_workers_period() -> None:
     waits = [400.0 if n % 8 == 0 else 1.0 for n in range(70)]
     trace = Trace([HEALTHY], num_workers=8, queue_depth=3.0)

@@ -428,6 +428,19 @@ def test_waiting_on_a_machine_without_a_free_core_is_a_note() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gradient_bytes", "transfer_ms", "severity"),
+    [(80_000, 7.0, "note"), (80_000, 12.0, "critical"), (8 * 2**20, 7.0, "warning")],
+)
+def test_processes_that_have_to_be_woken_up(
+    gradient_bytes: int, transfer_ms: float, severity: str
+) -> None:
+    calm = {"forward": 30.0, "backward": 4.0, "optimizer": 1.0}
+    trace = Trace([calm] * 2, transfer_ms=transfer_ms, gradient_bytes=gradient_bytes, psi=2.0)
+    (finding, *_) = findings(trace)
+    assert (finding.kind, finding.severity) == ("comm_bound", severity)
+
+
+@pytest.mark.parametrize(
     ("gradient_bytes", "transfer_ms", "psi", "severity"),
     [
         (100_000, 20.0, 45.0, "note"),  # threads that wait for a core, not for the network
