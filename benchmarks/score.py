@@ -52,13 +52,19 @@ ALL = (0, 1)
 
 @dataclass(frozen=True)
 class Live:
-    """One live run: its fault, the kinds that name it, and the ranks to be named."""
+    """One live run: its fault, the kinds that name it, the ranks to be named, and how many run."""
 
     fault: str
     kinds: tuple[str, ...]
     ranks: tuple[int, ...] | None = None
     seconds: float = LIVE_S
     more: tuple[str, ...] = ()
+    world: int = 2
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        return self.fault if self.world == len(ALL) else f"{self.fault}, {self.world} ranks"
 
 
 LIVE = (
@@ -85,6 +91,10 @@ LIVE = (
     Live("grow_list", ("cpu_leak", "gpu_leak"), ALL, 20.0),
     Live("respawn_workers", ("worker_restart",), ALL),
     Live("affinity1", ("cpu_affinity",), ALL),
+    Live("slow_dataset", ("loader_few_workers",), (0, 1, 2), world=3),
+    Live("slow_data@2", ("straggler", "loader_few_workers"), (2,), world=3),
+    Live("slow_backward@0", ("straggler",), (0,), world=3),
+    Live("jitter", ("straggler",), (0, 1, 2), world=3),
     Live("hang@1", ("hang",), (1,), 28.0),
 )
 
@@ -379,20 +389,20 @@ def score_live(only: str = "") -> Board:
     """Run the live faults."""
     board = Board()
     print(
-        f"{'fault':18} {'said first':22} {'ranks':8} {'after':>19} {'right after':>19}  "
+        f"{'fault':25} {'said first':22} {'ranks':8} {'after':>19} {'right after':>19}  "
         "verdict   (load)"
     )
     for live in LIVE:
         if only and only not in live.fault:
             continue
-        command = trainer_command(2, *live.more, "--fault", live.fault)
-        ticks = list(evaluations(pictures(command, 2, live.seconds)))
+        command = trainer_command(live.world, *live.more, "--fault", live.fault)
+        ticks = list(evaluations(pictures(command, live.world, live.seconds)))
         judged_as = outcome(ticks, live.kinds, live.ranks)
         board.add(judged_as.verdict, judged_as.false_alarms)
         first, right = judged_as.first, judged_as.right
         top = first.said[0] if first else Said("", "", ())
         print(
-            f"{live.fault:18} {top.kind or '-':22} {ranks_text(top.ranks):8} "
+            f"{live.name:25} {top.kind or '-':22} {ranks_text(top.ranks):8} "
             f"{when(first.seconds, first.steps) if first else '-':>19} "
             f"{when(right.seconds, right.steps) if right else '-':>19}  "
             f"{judged_as.verdict if ticks else 'not run':8}  ({os.getloadavg()[0]:.1f})"
