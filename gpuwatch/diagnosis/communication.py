@@ -21,7 +21,7 @@ from gpuwatch.diagnosis.aligned import (
 )
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
-from gpuwatch.diagnosis.machine import host_most, use_of
+from gpuwatch.diagnosis.machine import cores_of, host_most, others_of
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Ddp
 
@@ -305,8 +305,9 @@ def _doubted(
         if waiting and stalled is not None and stalled >= STALLED_PERCENT:
             crowded = True
         if by_others and crowded:
-            use = use_of(picture, name, [r for r in picture.run.ranks if r.node == name])
-            crowded = use is None or use.busy - use.ours >= OTHERS_SHARE * use.cores
+            ranks = [r for r in picture.run.ranks if r.node == name]
+            others, cores = others_of(picture, name, ranks), cores_of(node, ranks)
+            crowded = others is None or cores is None or others >= OTHERS_SHARE * cores
         if on_cpu and crowded:
             seen = f"at {busy:.0f} % CPU" if busy is not None else "not seen yet"
             if stalled is not None:

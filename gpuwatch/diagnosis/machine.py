@@ -15,6 +15,7 @@ __all__ = [
     "host_mean",
     "host_most",
     "nodes_text",
+    "others_of",
     "reading",
     "use_of",
     "value",
@@ -97,6 +98,30 @@ def use_of(picture: RunPicture, name: str, ranks: list[RankView]) -> Use | None:
     ours = sum(known)
     # The kernel counts whole ticks: what the processes used was surely busy.
     return Use(cores, max(total / 100.0 * node.host.cores, ours), ours)
+
+
+def others_of(picture: RunPicture, name: str, ranks: list[RankView]) -> float | None:
+    """Return how many cores of a node other programs keep busy; None where a part is not known.
+
+    The less of two counts: of the last six seconds, in which a launcher may have started the ranks,
+    and of the last one.
+    """
+    use = use_of(picture, name, ranks)
+    if use is None:
+        return None
+    others = use.busy - use.ours
+    node = picture.node(name)
+    host = node.host if node is not None else None
+    percent = value(host.readings.get("cpu_percent")) if host is not None else None
+    shares = [
+        value(sample.readings.get("cpu_percent")) if sample is not None else None
+        for rank in ranks
+        for sample in (rank.process, *rank.workers)
+    ]
+    known = [share for share in shares if share is not None]
+    if host is not None and percent is not None and len(known) == len(shares):
+        others = min(others, max(0.0, percent * host.cores - sum(known)) / 100.0)
+    return others
 
 
 def nodes_text(names: Iterable[str]) -> str:
