@@ -16,6 +16,7 @@ __all__ = [
     "Aligned",
     "align",
     "clock_missing",
+    "counted",
     "mad_ms",
     "mean_ms",
     "ranks_text",
@@ -32,6 +33,11 @@ def mad_ms(values: Sequence[float]) -> float:
     """Median absolute deviation: scatter that a few odd steps do not move."""
     middle = statistics.median(values)
     return statistics.median(abs(value - middle) for value in values)
+
+
+def counted(count: int, noun: str) -> str:
+    """Say how many as a person would: `1 worker`, `4 workers`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

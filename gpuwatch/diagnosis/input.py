@@ -16,6 +16,7 @@ from gpuwatch.diagnosis.aligned import (
     Aligned,
     align,
     clock_missing,
+    counted,
     mad_ms,
     mean_ms,
     ranks_text,
@@ -497,7 +498,7 @@ def _batch_evidence(model: Model, workers: int) -> list[Evidence]:
             "workers_busy",
             round(100 * min(1.0, model.busy)),
             "%",
-            f"of the time of {workers} workers; idle below {BUSY:.0%}",
+            f"of the time of {counted(workers, 'worker')}; idle below {BUSY:.0%}",
             WORKERS_CLOCK,
         ),
     ]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gpuwatch.diagnosis.aligned import mad_ms, mean_ms, ranks_text
+from gpuwatch.diagnosis.aligned import counted, mad_ms, mean_ms, ranks_text
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import (
     BLOCKED_SHARE,
@@ -459,8 +459,8 @@ def _collate_ipc(picture: RunPicture) -> Outcome:
         "collate_ipc",
         limit_ms=limit_ms,
         summary=(
-            f"the training process of {ranks_text(seen.ranks)} is busy taking batches in: its "
-            f"{model.workers} workers are {busy}"
+            f"the training process of {ranks_text(seen.ranks)} is busy taking batches in, its "
+            f"{counted(model.workers or 0, 'worker')}: {busy}"
         ),
         evidence=(
             Evidence(
@@ -555,7 +555,8 @@ def _oversub(picture: RunPicture) -> Outcome:
         "loader_oversub",
         limit_ms=limit_ms,
         summary=(
-            f"{count} loader workers with {threads:.0f} threads each share {cores.cores} cores: "
+            f"{counted(count, 'loader worker')} with {threads:.0f} threads each on "
+            f"{counted(cores.cores, 'core')}: "
             f"{worst.wait_ms:.0f} of {seen.step_ms:.0f} ms of a step wait for data"
         ),
         evidence=(
@@ -563,7 +564,7 @@ def _oversub(picture: RunPicture) -> Outcome:
                 "threads",
                 round(threads * count),
                 "",
-                f"in {count} workers on {cores.cores} cores",
+                f"in {counted(count, 'worker')} on {counted(cores.cores, 'core')}",
                 "/proc of the loader workers",
             ),
             Evidence(
