@@ -16,7 +16,7 @@ import support
 from gpuwatch.schema import RankFrame, StepRecord
 
 SCRIPT = str(Path(__file__).parent / "ground_truth.py")
-RUN = [*support.GPUWATCH, "run", "--name", "ground-truth", "--"]
+RUN = [*support.GPUWATCH, "run", "--no-card", "--name", "ground-truth", "--"]
 PHASES = ("data_wait", "forward", "backward", "comm", "optimizer", "other")
 STEPS = 12
 LATE_MS, SLOW_MS = 30.0, 25.0

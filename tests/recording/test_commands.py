@@ -83,7 +83,7 @@ def test_a_real_run_is_the_same_live_and_replayed(rundir: Path, tmp_path: Path) 
     path = tmp_path / "real.gpuwatch"
     stay = tmp_path / "go"
     env = support.environment(rundir, GPUWATCH_RUN_ID="real", STAY=str(stay))
-    argv = [*support.GPUWATCH, "run", "--", support.PYTHON, JOB, "ends"]
+    argv = [*support.GPUWATCH, "run", "--no-card", "--", support.PYTHON, JOB, "ends"]
     with Recorder(path) as recorder, support.process(argv, env):
         session = LiveSession(rundir, tap=recorder.write)
         try:

@@ -14,7 +14,7 @@ import support
 from gpuwatch.schema import RankFrame, StepRecord
 
 HERE = Path(__file__).parent
-RUN = [*support.GPUWATCH, "run", "--"]
+RUN = [*support.GPUWATCH, "run", "--no-card", "--"]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 import support
 
 COMPILED = [support.PYTHON, str(Path(__file__).parent / "compiled.py")]
-RUN = [*support.GPUWATCH, "run", "--"]
+RUN = [*support.GPUWATCH, "run", "--no-card", "--"]
 
 
 def test_compilers_do_the_same(rundir: Path) -> None:
