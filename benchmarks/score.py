@@ -44,7 +44,9 @@ HEALTHY_S = 40.0
 HEALTHY_STEPS = 300
 START_S = 60.0
 TICK_S = 1.0
-"""As often as a monitor evaluates."""
+EARLY_TICK_S = 0.5
+WINDOW_STEPS = 60
+"""As often as a monitor evaluates, and while the window of steps fills up."""
 
 POLL_S = 0.1
 ALL = (0, 1)

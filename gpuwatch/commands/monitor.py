@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuwatch.store.session import Session
+    from gpuwatch.tui import GpuwatchApp
     from gpuwatch.tui.diagnoser import Diagnose
+    from gpuwatch.tui.job import Job
 
 __all__ = ["can_draw", "watch_screen"]
 
@@ -33,11 +35,14 @@ def watch_screen(
     diagnose: "Diagnose | None" = None,
     seconds: float | None = None,
     recordings: "Sequence[str]" = (),
+    job: "Job | None" = None,
+    on_left: "Callable[[GpuwatchApp], None] | None" = None,
 ) -> int:
     """Open the screen and stay until it is left, or for `seconds`; returns the exit code.
 
     `recordings` are paths that were given for comparing; the first two are A and B. Where no
-    screen can be drawn the picture is printed as text instead.
+    screen can be drawn the picture is printed as text instead. `job` is a command that was started
+    for the screen; `on_left` is called when it has been left, while its session is still open.
 
     Raises:
         GpuwatchError: this machine cannot be watched; the screen has been left.
@@ -66,13 +71,17 @@ def watch_screen(
     assert shown is not None
     judge = diagnose or DeferredEngine(shown.send)
     shelf = RecordingShelf(recordings)
-    app = GpuwatchApp(shown, judge, hz=hz, run=run, on_first_paint=painted, recordings=shelf)
+    app = GpuwatchApp(
+        shown, judge, hz=hz, run=run, on_first_paint=painted, recordings=shelf, job=job
+    )
     if seconds is not None:
         timer = threading.Timer(seconds, leave)
         timer.daemon = True
         timer.start()
     try:
         app.run()
+        if on_left is not None:
+            on_left(app)
     finally:
         if deferred is not None:
             deferred.close()

@@ -23,6 +23,7 @@ _LAUNCHERS = ("torch.", "accelerate.")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--tui", is_flag=True, help="Open the monitor on it, with its output in a pane.")
 @click.option("--name", metavar="NAME", help="What the monitor calls this run.")
 @click.option(
     "--allow-control", is_flag=True, help="Let a monitor change what the training has allowed."
@@ -41,6 +42,7 @@ _LAUNCHERS = ("torch.", "accelerate.")
 @click.pass_context
 def run(
     ctx: click.Context,
+    tui: bool,
     name: str | None,
     allow_control: bool,
     count_flops: bool,
@@ -52,6 +54,8 @@ def run(
     CMD is what you would type without us: python, torchrun, accelerate, a shell script. It takes
     the place of this process, so that its pid, signals, output and exit code are its own. When it
     has ended, a card of at most 25 lines on stderr says where the time went and what to change.
+
+    With --tui it is a process of its own, behind the monitor: q asks whether it goes on.
     """
     if not command:
         raise click.UsageError("say what to run: gpuwatch run -- python train.py")
@@ -60,15 +64,44 @@ def run(
         environ["GPUWATCH_COUNT_FLOPS"] = "1"
     if not _is_executable(command[0], environ):
         ctx.exit(_refuse(command[0], environ))
+    if tui:
+        ctx.exit(_in_pane(command, environ, name, allow_control, card))
     _watch(command, environ, name, allow_control, card)
+    ctx.exit(_become(command, environ))
+
+
+def _become(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Become the command; returns the exit code for it if that cannot be, having said why."""
     _restore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command[0], command, environ)
+        os.execvpe(command[0], list(command), environ)
     except OSError as exc:
         click.echo(f"gpuwatch: cannot run {command[0]}: {exc.strerror}", err=True)
-        ctx.exit(_NOT_FOUND if exc.errno == errno.ENOENT else _NOT_EXECUTABLE)
+        return _NOT_FOUND if exc.errno == errno.ENOENT else _NOT_EXECUTABLE
+
+
+def _in_pane(
+    command: Sequence[str],
+    environ: MutableMapping[str, str],
+    name: str | None,
+    control: bool,
+    card: bool,
+) -> int:
+    """Run the command behind the monitor and return the exit code."""
+    from gpuwatch.commands.pane import run_in_pane
+
+    named = _run_id(command, environ)
+    if named:
+        environ["GPUWATCH_RUN_ID"] = named
+
+    def become() -> int:
+        # The card is on the screen, and the screen is open already.
+        _watch(command, environ, name, control, card=False, quiet=True)
+        return _become(command, environ)
+
+    return run_in_pane(command, named, become, card=card)
 
 
 def _watch(
@@ -77,8 +110,9 @@ def _watch(
     name: str | None,
     control: bool,
     card: bool,
+    quiet: bool = False,
 ) -> None:
-    """Put into the environment what makes a Python watched, and say so."""
+    """Put into the environment what makes a Python watched, and say so unless it is `quiet`."""
     if name is not None:
         environ["GPUWATCH_RUN_NAME"] = name
     if control:
@@ -100,8 +134,9 @@ def _watch(
         environ["GPUWATCH_RUN_ID"] = named
     if not _is_first_rank(environ):
         return
-    words = f"run {named}" if named else "this run"
-    click.echo(f"gpuwatch: {words}; to look at it, type gpuwatch in another terminal", err=True)
+    if not quiet:
+        words = f"run {named}" if named else "this run"
+        click.echo(f"gpuwatch: {words}; to look at it, type gpuwatch in another terminal", err=True)
     from gpuwatch.commands.lookout import start_lookout
 
     if card:

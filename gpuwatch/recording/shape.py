@@ -368,7 +368,39 @@ def _plain_reading(value: Any, what: str, path: str) -> Any:
     number = _number(_ANY_NUMBER, value, what, path, 0, strict=True)
     if number is _NO:
         return _NO
-    return Reading(number, "%" if name.endswith("percent") else "", "trace")
+    return Reading(number, _unit_of(name), "trace")
+
+
+def _unit_of(name: str) -> str:
+    """Return the unit that the sensors measure a reading of that name in, empty for a count."""
+    if name in _UNITS:
+        return _UNITS[name]
+    return next((unit for ending, unit in _UNIT_ENDINGS if name.endswith(ending)), "")
+
+
+_UNITS: Mapping[str, str] = {
+    **dict.fromkeys(("gpu_util", "memory_util", "fan", "dram_active", "tensor_active"), "%"),
+    **dict.fromkeys(("sm_active", "sm_occupancy"), "%"),
+    **dict.fromkeys(("psi_cpu_some", "psi_io_some", "psi_io_full"), "%"),
+    **dict.fromkeys(("psi_memory_some", "psi_memory_full"), "%"),
+    **dict.fromkeys(("rss", "uss", "pss", "memory_limit", "processes_memory"), "B"),
+    **dict.fromkeys(("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx", "swap_in", "swap_out"), "B/s"),
+    **dict.fromkeys(("power", "power_limit"), "W"),
+    "read_latency": "ms",
+}
+_UNIT_ENDINGS = (
+    ("_percent", "%"),
+    ("_bytes_per_s", "B/s"),
+    ("_ms_per_s", "ms/s"),
+    ("_per_s", "1/s"),
+    ("_bytes", "B"),
+    ("_used", "B"),
+    ("_total", "B"),
+    ("temperature", "°C"),
+    ("_clock", "MHz"),
+    ("_clock_max", "MHz"),
+)
+"""As `gpuwatch.sensors` gives them; the first ending that fits decides."""
 
 
 _ANY_NUMBER = mi.FloatType()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +21,8 @@ from gpuwatch.store.session import Session
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.config import Config, load_config
 from gpuwatch.tui.diagnoser import Diagnose
-from gpuwatch.tui.keymap import VIEWS, KeyNames
+from gpuwatch.tui.hangup import HUNG_UP, TerminalWatch, terminal_descriptors
+from gpuwatch.tui.keymap import VIEWS, KeyNames, label_of
 from gpuwatch.tui.screens.base import FedScreen
 from gpuwatch.tui.screens.overview import Overview
 from gpuwatch.tui.terminal import has_few_colours, needs_ascii
@@ -30,12 +33,16 @@ from gpuwatch.tui.widgets.pane import ascii_only, set_ascii
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
     from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.tui.job import Job
     from gpuwatch.tui.sides import Recordings
 
 __all__ = ["GpuwatchApp"]
 
 _TOLD_S = 4.0
 """How long the footer says what a key did."""
+
+_HELD_S = 10.0
+"""A hint that was copied stays as it is for so long, the footer's word about it included."""
 
 
 _CHANGE_S = 0.005
@@ -75,6 +82,8 @@ class GpuwatchApp(App[None]):
     `run` is the id or name of the run to show, None for the newest. `on_first_paint` is called
     once when the first picture is on the screen. `config` are the person's settings, read from
     their file where they are not given. `recordings` are what view 5 may compare beside the runs.
+    `job` is the command whose run is shown: its output can be opened, its end is reported, and
+    leaving asks what becomes of it; the app never ends it unasked.
 
     The app does not close the session: who opened it does. SIGTERM, SIGHUP and SIGINT end the
     app with the terminal restored, and `return_code` 128 + the signal's number.
@@ -104,6 +113,8 @@ class GpuwatchApp(App[None]):
             "metric",
             "heat",
             "events",
+            "output",
+            "report",
             "runs",
             "write",
             "palette",
@@ -122,6 +133,7 @@ class GpuwatchApp(App[None]):
         on_first_paint: Callable[[], None] | None = None,
         config: Config | None = None,
         recordings: Recordings | None = None,
+        job: Job | None = None,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
@@ -136,9 +148,13 @@ class GpuwatchApp(App[None]):
             run=run,
             notices=self._config.problems,
             recordings=recordings,
+            job=job,
         )
+        self._job = job
+        self._reported = False
         self._on_first_paint = on_first_paint
         self._signals: list[int] = []
+        self._terminal: TerminalWatch | None = None
         self._told: tuple[str, str] | None = None
         self._told_until = 0.0
 
@@ -180,6 +196,7 @@ class GpuwatchApp(App[None]):
     def on_mount(self) -> None:
         """Draw once, then at the drawing rate."""
         self._catch_signals()
+        self._watch_terminal()
         self.refresh_scene(force=True)
         if self._hz > 0:
             self.set_interval(1.0 / self._hz, self.refresh_scene)
@@ -212,6 +229,46 @@ class GpuwatchApp(App[None]):
     def _leave_by_signal(self, number: int) -> None:
         self.exit(return_code=128 + number)
 
+    def _watch_terminal(self) -> None:
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            self.exit(return_code=HUNG_UP)
+
+        def gone() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(leave)
+            self._discard_output()
+
+        self._terminal = TerminalWatch(terminal_descriptors(), gone)
+        self._terminal.start()
+
+    def _discard_output(self) -> None:
+        """Take the place of the driver's writing thread, which died with the terminal.
+
+        Its queue takes thirty pieces; after them whoever draws, or restores the terminal, waits.
+        """
+        writer = getattr(self._driver, "_writer_thread", None)
+        if writer is None:
+            return
+
+        def discard() -> None:
+            writer.join()
+            while True:
+                writer._queue.get()
+
+        threading.Thread(target=discard, name="gpuwatch-discard", daemon=True).start()
+
+    def run(self, *args: Any, **options: Any) -> None:
+        """Run until it is left; see Textual's `App.run`."""
+        try:
+            super().run(*args, **options)
+        finally:
+            if self._terminal is not None:
+                self._terminal.close()
+
     def refresh_scene(self, *, force: bool = False) -> None:
         """Draw what is new; `force` draws in any case."""
         if self._told is not None and time.monotonic() >= self._told_until:
@@ -221,8 +278,31 @@ class GpuwatchApp(App[None]):
         scene = self._watcher.poll(force=force)
         for result in self._watcher.take_completed():
             self._tell_check(result)
-        if scene is not None and isinstance(self.screen, FedScreen):
+        if not isinstance(self.screen, FedScreen):
+            return
+        if scene is not None:
             self.screen.feed(scene)
+        elif self.screen.moves():
+            self.screen.feed(self._watcher.scene)
+        self._report_end()
+
+    def _report_end(self) -> None:
+        """Open the report when the command has ended, unless the person is at something else."""
+        if self._reported or self._job is None or self._watcher.scene.job is None:
+            return
+        if not self._watcher.scene.job.ended:
+            return
+        from gpuwatch.tui.screens.output import LeaveScreen, OutputScreen, ReportScreen
+
+        self._reported = True
+        if isinstance(self.screen, LeaveScreen):
+            self.pop_screen()
+        typing = self.focused is not None and self.focused.id == "prompt"
+        if not typing and (len(self.screen_stack) == 1 or isinstance(self.screen, OutputScreen)):
+            self.push_screen(ReportScreen(self._job))
+        else:
+            key = label_of("report", self.key_names)
+            self.tell(f"the command has ended; {key} shows the report", "accent", 12.0)
 
     def tell(self, text: str, style: str = "ok", seconds: float = _TOLD_S) -> None:
         """Say in the footer what a key did."""
@@ -289,8 +369,42 @@ class GpuwatchApp(App[None]):
             self.push_screen(StacksScreen(scene.run.run, scene.rank.rank))
 
     def action_leave(self) -> None:
-        """Quit at once; nothing is joined or waited for."""
-        self.exit()
+        """Quit at once; nothing is joined or waited for. A command that runs is asked about."""
+        job = self._watcher.scene.job
+        if self._job is None or job is None or job.ended or self._job.exit_code is not None:
+            self.exit()
+            return
+        from gpuwatch.tui.screens.output import LeaveScreen
+
+        if not isinstance(self.screen, LeaveScreen):
+            self.push_screen(LeaveScreen(self._job))
+
+    @property
+    def job(self) -> Job | None:
+        """The command that the screen was opened with."""
+        return self._job
+
+    def action_output(self) -> None:
+        """Open what the command prints, or close it."""
+        if self._job is None:
+            self.tell("there is no output here; gpuwatch run --tui -- CMD... has it", "warning")
+            return
+        from gpuwatch.tui.screens.output import OutputScreen
+
+        if isinstance(self.screen, OutputScreen):
+            self.screen.dismiss(None)
+        else:
+            self.push_screen(OutputScreen(self._job))
+
+    def action_report(self) -> None:
+        """Open how the command ended, or how it does so far."""
+        if self._job is None:
+            self.tell("there is no command here; gpuwatch run --tui -- CMD... has one", "warning")
+            return
+        from gpuwatch.tui.screens.output import ReportScreen
+
+        if not isinstance(self.screen, ReportScreen):
+            self.push_screen(ReportScreen(self._job))
 
     def action_help(self) -> None:
         """Open the page of keys, or close it."""
@@ -404,22 +518,45 @@ class GpuwatchApp(App[None]):
     # --- findings ------------------------------------------------------------------------------
 
     def copy_hint(self, finding: Finding) -> None:
-        """Put the first hint of a finding on the clipboard, through the terminal (OSC 52)."""
+        """Copy the first hint of a finding as it stands on the screen, and let it stand there."""
         from gpuwatch.tui.render.findings import hint_text
 
         if not finding.hints:
             self.tell(f"{finding.id} has no hint to copy", "warning")
             return
         text = hint_text(finding.hints[0], None).split(": predicted")[0]
-        self.copy_to_clipboard(text)
-        self.tell(f"copied: {text}")
+        self._watcher.hold_hints(finding, _HELD_S)
+        self._copy(text, text)
 
     def copy_finding(self, finding: Finding) -> None:
-        """Put a finding as Markdown on the clipboard."""
+        """Copy a finding as Markdown."""
         from gpuwatch.tui.render.markdown import finding_markdown
 
-        self.copy_to_clipboard(finding_markdown(finding, self._watcher.scene))
-        self.tell(f"copied {finding.id} as Markdown")
+        text = finding_markdown(finding, self._watcher.scene)
+        self._copy(text, f"{finding.id} as Markdown")
+
+    def _copy(self, text: str, what: str) -> None:
+        """Put text where it can be pasted from, and say where that is."""
+        from gpuwatch.tui.clipboard import runs_in_tmux, to_tmux
+
+        def copied() -> None:
+            self.tell(f"copied to a buffer of tmux: {what}")
+
+        def sent() -> None:
+            # The terminal does not answer: whether it has such a clipboard is not known.
+            self.copy_to_clipboard(text)
+            other = label_of("write", self.key_names)
+            self.tell(f"sent to the terminal's clipboard: {what}   {other} writes files", seconds=8)
+
+        def ask_tmux() -> None:
+            done = copied if to_tmux(text) else sent
+            with contextlib.suppress(RuntimeError):  # the app has ended meanwhile
+                self.call_from_thread(done)
+
+        if runs_in_tmux(os.environ):
+            threading.Thread(target=ask_tmux, name="gpuwatch-copy", daemon=True).start()
+        else:
+            sent()
 
     def snooze(self, finding: Finding) -> None:
         """Put a finding aside, or take it back."""

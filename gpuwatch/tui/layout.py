@@ -5,13 +5,27 @@ from dataclasses import dataclass, field
 
 from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH
 
-__all__ = ["TWO_COLUMNS_FROM", "Content", "Plan", "Rect", "allocate", "plan", "side_width"]
+__all__ = [
+    "CURVES_FROM",
+    "TWO_COLUMNS_FROM",
+    "Content",
+    "Plan",
+    "Rect",
+    "allocate",
+    "plan",
+    "side_width",
+]
 
 TWO_COLUMNS_FROM = 140
 """From this width on heat and machine stand beside the ranks."""
 
 _AIRY_FROM = 34
 """A screen of two columns has a blank line between its sections from this height on."""
+
+CURVES_FROM = 6
+"""Lines from which on the time pane shows several curves instead of the step alone."""
+
+_MOST_CURVES = 9
 
 Wish = tuple[str, int, int]
 """A section's name, the least lines that make sense, and the lines it would fill."""
@@ -101,27 +115,54 @@ def _fits(total: int, wishes: Sequence[Wish], gap: int) -> bool:
     return sum(wanted + gap for _, least, wanted in wishes if least) <= total
 
 
+def _use_rest(heights: dict[str, int], total: int, gap: int, *, curves: bool) -> None:
+    """Give the lines that nobody wished for to curves, if they suffice, and then to events."""
+    left = total - sum(height + gap for height in heights.values())
+    if curves and "timeline" in heights and heights["timeline"] + left >= CURVES_FROM:
+        more = min(left, _MOST_CURVES - heights["timeline"])
+        heights["timeline"] += more
+        left -= more
+    if "events" in heights:
+        heights["events"] += max(0, left)
+
+
 def _one_column(width: int, height: int, content: Content) -> Plan:
     several, many = content.ranks > 1, content.ranks > 4
     steps = ("steps", 3, 4 if several else 3)
-    findings = ("findings", 3, 1 + max(4, content.findings))
     ranks = ("ranks", min(6, 2 + content.ranks), 2 + content.ranks)
     names = ("steps", "findings", "ranks", "heat", "machine", "timeline", "events")
-    for gap in (1, 0):
-        # In full, if all of it fits; a little is better seen whole than a lot cut.
-        wishes: list[Wish] = [
-            steps,
-            findings,
-            ranks,
-            ("machine", 2, 3 + content.machine),
-            ("timeline", 2, 4),
-            ("heat", 2 if many else 0, 1 + content.heat),
-            ("events", 2, 4),
-        ]
+    heat = 1 + content.heat
+    machine = 3 + content.machine
+    # In full, if all of it fits; a little is better seen whole than a lot cut.
+    whole: list[Wish] = [
+        steps,
+        ("findings", 3, 1 + max(4, content.findings)),
+        ranks,
+        ("machine", 2, machine),
+        ("timeline", 2, 4),
+        ("heat", 2 if many else 0, heat),
+        ("events", 2, 4),
+    ]
+    # The same with what is cut without a loss: what follows findings, the host's second line, the
+    # rows of the time axis and the older events.
+    enough: list[Wish] = [
+        steps,
+        ("findings", 3, 1 + max(2, content.findings)),
+        ranks,
+        ("machine", 2, machine - 1),
+        ("timeline", 2, 3),
+        ("heat", heat if many else 0, heat),
+        ("events", 2, 3),
+    ]
+    for wishes, gap in ((whole, 1), (whole, 0), (enough, 0)):
         total = height - 3 - gap
         if _fits(total, wishes, gap):
+            heights = allocate(total, wishes, gap)
+            if wishes is enough:
+                _top_up(heights, total, whole)
+            _use_rest(heights, total, gap, curves=True)
             rects: dict[str, Rect] = {}
-            _stack(rects, names, allocate(total, wishes, gap), (0, 2 + gap), width, gap)
+            _stack(rects, names, heights, (0, 2 + gap), width, gap)
             return Plan(rects)
     wishes = [
         steps,
@@ -132,9 +173,21 @@ def _one_column(width: int, height: int, content: Content) -> Plan:
         ("heat", 1 if many else 0, 1),
         ("events", 1, 2),
     ]
+    heights = allocate(height - 3, wishes)
+    _use_rest(heights, height - 3, 0, curves=False)
     rects = {}
-    _stack(rects, names, allocate(height - 3, wishes), (0, 2), width, 0)
+    _stack(rects, names, heights, (0, 2), width, 0)
     return Plan(rects, compact=True)
+
+
+def _top_up(heights: dict[str, int], total: int, wishes: Sequence[Wish]) -> None:
+    """Give lines that are left to who wishes for more, most important first."""
+    left = total - sum(heights.values())
+    for name, _, wanted in wishes:
+        more = min(left, wanted - heights.get(name, wanted))
+        if more > 0:
+            heights[name] += more
+            left -= more
 
 
 def _two_columns(width: int, height: int, content: Content) -> Plan:
@@ -146,7 +199,7 @@ def _two_columns(width: int, height: int, content: Content) -> Plan:
         ("steps", 3, 4 if several else 3),
         ("findings", 3, 1 + max(4, content.findings)),
         ("body", 6, max(2 + content.ranks, heat[2] + gap + machine[2])),
-        ("timeline", 2, 9),
+        ("timeline", 2, _MOST_CURVES),
         ("events", 2, 6),
     ]
     heights = allocate(height - 3 - gap, wishes, gap)

@@ -27,7 +27,7 @@ def _cost(item: Finding) -> float | None:
 
 
 class FindingLog:
-    """Turns successive diagnoses into events: opened, cost changed, severity changed, resolved."""
+    """Turns successive diagnoses into events: opened, cost or severity changed, resolved, again."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=_KEPT)
@@ -54,7 +54,10 @@ class FindingLog:
                     continue
                 cost = _cost(item)
                 gain = f"  +{cost:,.0f} ms/step" if cost else ""
-                text = f"{item.id} opened: {item.summary or item.kind}{gain}"
+                turn = "opened"
+                if before is not None or any(event.what == "reopened" for event in item.life):
+                    turn = f"reopened at step {item.opened_step:,}"
+                text = f"{item.id} {turn}: {item.summary or item.kind}{gain}"
                 when_s = item.opened_s or at_s
             elif item.state != "open":
                 if before.state == "open":

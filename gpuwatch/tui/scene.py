@@ -23,6 +23,7 @@ from gpuwatch.tui.render.order import steady_order
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Abstain, Finding
     from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.tui.job import JobState
 
 __all__ = [
     "FINDING_SORTS",
@@ -90,7 +91,8 @@ class Scene:
     the name of the one that the heat map shows. `past` is what curves are drawn from, and
     `cursor_s` the wall-clock time that is shown where the person has scrolled back, with `end_s`
     the newest time. `snoozed` are ids of findings, `events` the log, newest first. `checks` are
-    the findings whose window was frozen, of any run, with what has come since.
+    the findings whose window was frozen, of any run, with what has come since. `job` is the command
+    that the screen was opened with, None where it only watches.
     """
 
     view: View
@@ -120,6 +122,7 @@ class Scene:
     replay: Replay | None = None
     selected_gpu: str = ""
     checks: tuple[CheckResult, ...] = ()
+    job: JobState | None = None
 
     @property
     def metric(self) -> Metric:

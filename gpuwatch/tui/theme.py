@@ -185,6 +185,7 @@ def _fronts(palette: Palette) -> dict[str, Style]:
         "note": Style(color=palette.dim, dim=quiet),
         "badge": Style(color=palette.amber, bold=True, reverse=True),
         "cursor": Style(color=palette.accent, bold=True, reverse=True),
+        "heat.cursor": Style(color=palette.strong, bold=True),
         "gauge": Style(color=palette.series),
         "spark": Style(color=palette.series),
         **{f"phase.{name}": Style(color=colour) for name, colour in phases.items()},

@@ -12,6 +12,7 @@ from gpuwatch.store.session import Playback, Session
 from gpuwatch.store.views import NodeView, RunView, View
 from gpuwatch.tui.diagnoser import Diagnose, Diagnoser
 from gpuwatch.tui.filters import filter_findings, filter_ranks
+from gpuwatch.tui.job import runs_of, state_of
 from gpuwatch.tui.log import FindingLog, merged
 from gpuwatch.tui.metrics import OWN, next_metric
 from gpuwatch.tui.past import Moment, Past, nodes_at, run_at
@@ -30,11 +31,13 @@ from gpuwatch.tui.scene import (
     run_nodes,
     summarise,
 )
+from gpuwatch.tui.steady import HintHold
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding, RunDiagnosis
     from gpuwatch.diagnosis.verify import CheckResult
     from gpuwatch.tui.checks import Checks
+    from gpuwatch.tui.job import Job
     from gpuwatch.tui.sides import Compared, Recordings, Sides
     from gpuwatch.tui.tracks import Tracks
 
@@ -54,7 +57,13 @@ SNOOZE_S = 600.0
 """A snoozed finding comes back after this long."""
 
 _DIAGNOSIS_S = 1.0
-"""Least time between two diagnoses."""
+_EARLY_S = 0.5
+_EARLY_RANKS = 64
+"""Least time between two diagnoses; the shorter one while the window of a run of few ranks fills
+up: the first finding is what people wait for."""
+
+_WINDOW_STEPS = 60
+"""About what a full window holds: some of its 64 steps may be missing on a rank."""
 
 _REPEATS = 2
 """The end of a recording is judged again: a finding opens late, and nothing comes after it."""
@@ -124,6 +133,7 @@ class Watcher:
         run: str | None = None,
         notices: Sequence[str] = (),
         recordings: Recordings | None = None,
+        job: Job | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
@@ -144,6 +154,7 @@ class Watcher:
         self._paused = False
         self._past = Past()
         self._log = FindingLog()
+        self._hints = HintHold()
         self._results: Mapping[str, RunDiagnosis] = {}
         self._filters: dict[str, str] = {}
         self._sorts: dict[str, str] = {}
@@ -155,6 +166,8 @@ class Watcher:
         self._kept_at = -_KEEP_S
         self._back: tuple[Moment, RunView, RunView, tuple[NodeView, ...]] | None = None
         self._recordings = recordings
+        self._job = job
+        self._job_told: tuple[int | None, str, str] = (None, "", "")
         self._tracks: Tracks | None = None
         self._checks: Checks | None = None
         self._sides: Sides | None = None
@@ -187,6 +200,10 @@ class Watcher:
         if self._sides is not None and self._sides.rounds != self._sides_rounds:
             # A recording has been read: what waits for it is drawn, also in a pause.
             self._sides_rounds, force = self._sides.rounds, True
+        if self._job is not None:
+            told = (self._job.exit_code, self._job.lost, self._job.stopping)
+            force = force or told != self._job_told
+            self._job_told = told
         if self._paused:
             if now - self._kept_at >= _KEEP_S:
                 # The picture stands still; what happens meanwhile must be there afterwards.
@@ -214,9 +231,13 @@ class Watcher:
         if self._diagnoser.rounds == self._rounds:
             return
         self._rounds = self._diagnoser.rounds
-        self._results = self._diagnoser.results
-        for run, diagnosis in self._results.items():
+        now_s = self._clock()
+        results: dict[str, RunDiagnosis] = {}
+        for run, diagnosis in self._diagnoser.results.items():
             self._log.take(run, diagnosis.findings, self._view.at_s)
+            held = self._hints.take(run, diagnosis.findings, now_s)
+            results[run] = replace(diagnosis, findings=held)
+        self._results = results
 
     def _track(self, view: View) -> None:
         """Take the steps that are new. What it takes is loaded when there are some."""
@@ -255,6 +276,12 @@ class Watcher:
             gpus = {gpu.uuid: gpu for node in run_nodes(view, run) for gpu in node.gpus}
             diagnosis = self._results.get(run.run)
             self._past.keep(run, gpus, diagnosis.findings if diagnosis else (), view.at_s)
+
+    def report(self) -> list[str]:
+        """Return the card of the command's run as it is now, empty where there is none."""
+        if self._job is None:
+            return []
+        return self._job.report(self._session.view(), self._results)
 
     # --- what the person chooses ---------------------------------------------------------------
 
@@ -356,6 +383,10 @@ class Watcher:
             return False
         self._snoozed[key] = (self._clock() + SNOOZE_S, _severity(finding))
         return True
+
+    def hold_hints(self, finding: Finding, seconds: float) -> None:
+        """Let the hints of a finding stand as they are for so long: one of them was copied."""
+        self._hints.hold(finding, self._clock() + seconds)
 
     def _aside(self, run: str, found: Sequence[Finding], now: float) -> frozenset[str]:
         aside = set()
@@ -461,7 +492,7 @@ class Watcher:
         self._track(view)
 
     def _diagnose(self, now: float) -> None:
-        if now - self._diagnosed_at < _DIAGNOSIS_S or not self._view.runs:
+        if not self._view.runs or now - self._diagnosed_at < self._pause_s():
             return
         if self._view is not self._diagnosed_view:
             self._repeats = 0
@@ -473,12 +504,29 @@ class Watcher:
         self._diagnosed_view = self._view
         self._diagnoser.submit(self._view)
 
+    def _pause_s(self) -> float:
+        """Return the least time between two diagnoses of what is there now."""
+        early = self._view.link == "live" and any(
+            run.state == "running"
+            and 0 < run.window < _WINDOW_STEPS
+            and len(run.ranks) <= _EARLY_RANKS
+            for run in self._view.runs
+        )
+        return _EARLY_S if early else _DIAGNOSIS_S
+
     def _pick(self, view: View) -> RunView | None:
-        """Return the chosen run, else the newest that is not over, else the newest."""
+        """Return the chosen run, else the newest that is not over, else the newest.
+
+        A command is waited for: until its run is there no other one is shown in its place. Of the
+        trainings of one command (`RUN`, `RUN.2`, ...) it is the newest that is not over.
+        """
         if self._chosen is not None:
             for run in view.runs:
                 if self._chosen in (run.run, run.name):
                     return run
+        elif self._job is not None and self._job.run:
+            mine = runs_of(view, self._job.run)
+            return next((run for run in mine if run.state != "ended"), mine[0] if mine else None)
         for run in view.runs:
             if run.state != "ended":
                 return run
@@ -592,6 +640,7 @@ class Watcher:
             events=merged(view, self._log, None if run is None else run.run),
             selected_gpu=self._selected_gpu.get(run.run if run is not None else "", ""),
             checks=self._checks.results if self._checks is not None else (),
+            job=None if self._job is None else state_of(self._job),
         )
         if run is None:
             return base

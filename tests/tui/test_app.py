@@ -1,15 +1,18 @@
 """The app under Textual's pilot: sizes, states, keys. State is asserted, not pixels."""
 
 import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widget import Widget
 
-from gpuwatch.diagnosis.types import RunDiagnosis
+from gpuwatch.diagnosis.types import RankStack, RunDiagnosis
 from gpuwatch.schema import PHASES
 from gpuwatch.store.views import View
 from gpuwatch.tui import GpuwatchApp
@@ -484,3 +487,43 @@ def test_control_characters_never_reach_the_terminal() -> None:
         assert "\x1b" not in text
 
     drive(two_ranks(), script, diagnose=found(hostile))
+
+
+def test_closed_pages_leave_nothing_behind() -> None:
+    kept: list[weakref.ref[object]] = []
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        for _ in range(3):
+            for keys in (("enter",), ("e",), ("question_mark",), ("h",), ("o",)):
+                await pilot.press(*keys)
+                await pilot.pause()
+                assert len(app.screen_stack) == 2
+                for pane in app.screen.walk_children(Widget):
+                    kept.append(weakref.ref(pane._styles_cache))
+                await pilot.press("escape")
+                await pilot.pause()
+                assert len(app.screen_stack) == 1
+        del pane
+        gc.collect()
+        assert len(kept) > 40
+        # The page that was closed last may still be in the hands of a message.
+        assert sum(item() is not None for item in kept) <= 4
+
+    drive(cluster(), script, diagnose=found(few_workers()))
+
+
+def test_t_on_a_hang_asks_the_rank_that_it_waits_for() -> None:
+    stacks = (RankStack(1, ("train.py:7 in step",)), RankStack(0, ("c10d.py:5 in wait",)))
+    hang = few_workers(kind="hang", summary="it stands", stacks=stacks)
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        await pilot.press("enter")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "t stacks now" in text
+        assert text.index("train.py:7 in step") < text.index("c10d.py:5 in wait")
+        await pilot.press("t")
+        await pilot.pause()
+        assert "Stacks of rank 1" in screen_text(app)
+
+    drive(two_ranks(), script, diagnose=found(hang))

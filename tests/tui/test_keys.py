@@ -375,7 +375,7 @@ def test_copy_snooze_and_sort_of_findings() -> None:
         app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
         text = await press(pilot, "4", "c")
         assert copied == ["num_workers 1 -> 7"]
-        assert "copied: num_workers 1 -> 7" in footer(text)
+        assert "sent to the terminal's clipboard: num_workers 1 -> 7   w writes" in footer(text)
         await press(pilot, "y")
         assert copied[-1].startswith("## F1 loader_few_workers")
         assert "| data wait | 146.2 ms | 85.2 ms of compute | host clock |" in copied[-1]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuwatch.diagnosis.types import LifeEvent
 from gpuwatch.schema import PHASES, GpuSample
 from gpuwatch.store.views import Rollup
 from gpuwatch.tui.config import Config, config_path, load_config, read_config
@@ -485,26 +486,52 @@ def test_the_life_of_a_finding_is_logged() -> None:
     log.take("r1", [replace(opened, cost_ms=20.0, severity="warning")], NOW_S + 40)
     log.take("r1", [replace(opened, state="resolved", resolved_step=2000)], NOW_S + 50)
     log.take("r1", [replace(opened, state="resolved", resolved_step=2000)], NOW_S + 51)
-    log.take("r1", [opened], NOW_S + 60)
+    log.take("r1", [replace(opened, opened_step=2100)], NOW_S + 60)
     assert [event.text for event in log.events] == [
         "F1 opened: too few loader workers  +58 ms/step",
         "F1 cost 58 -> 90 ms/step",
         "F1 is now warning, was critical",
         "F1 resolved at step 2,000",
-        "F1 opened: too few loader workers  +58 ms/step",
+        "F1 reopened at step 2,100: too few loader workers  +58 ms/step",
     ]
     picture = fakes.two_ranks()
     texts = [event.text for event in merged(picture, log, "r1")]
-    assert texts[0] == "F1 opened: too few loader workers  +58 ms/step" or len(texts) == 8
+    assert len(texts) == 8
     assert len(merged(picture, log, "other")) == 3
     times = [event.at_s for event in merged(picture, log, None)]
     assert times == sorted(times, reverse=True)
+
+
+def test_a_finding_that_came_back_before_we_came_is_said_to_have_come_back() -> None:
+    life = tuple(LifeEvent(*turn, 0.0) for turn in (("opened", 40), ("reopened", 90)))
+    log = FindingLog()
+    log.take("r1", [few_workers(opened_step=90, life=life)], NOW_S)
+    assert log.events[0].text.startswith("F1 reopened at step 90: ")
 
 
 def test_a_finding_that_was_resolved_before_we_came_is_no_news() -> None:
     log = FindingLog()
     log.take("r1", [few_workers(state="resolved", resolved_step=9)], NOW_S)
     assert log.events == ()
+
+
+@pytest.mark.parametrize("selected", [0, 5, 11])
+def test_the_selected_rank_keeps_the_height_that_is_its_value(selected: int) -> None:
+    ranks = [fakes.rank_view(i, node=f"node{i // 8}", own_ms=100.0 + 9 * i) for i in range(12)]
+    run = fakes.run_view(ranks)
+    plain = heat_lines(run, 60, 4)
+    marked = heat_lines(run, 60, 4, selected=selected)
+    glyphs = ["".join(c for c in text_of(row)[9:] if c in "▁▂▃▄▅▆▇█") for row in plain[:2]]
+    assert glyphs == ["".join(c for c in text_of(row)[9:] if c in "▁▂▃▄▅▆▇█") for row in marked[:2]]
+    assert not any(STYLES[style].reverse for row in marked for _, style in row)
+    # Not by colour alone: its row is marked at the left, its glyph from below.
+    assert [text_of(row)[0] for row in marked[:2]] == (["▌", " "] if selected < 8 else [" ", "▌"])
+    place = text_of(marked[0]).index("▁") + selected % 8
+    assert text_of(marked[2]).rstrip() == " " * place + "↑"
+    assert f"rank {selected}" in text_of(marked[3])
+    # Where no line is left for the pointer the ranks go before it.
+    assert len(heat_lines(run, 60, 3, selected=selected)) == 3
+    assert "↑" not in "".join(text_of(row) for row in heat_lines(run, 60, 3, selected=selected))
 
 
 # Footer, stacks, files

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from gpuwatch.diagnosis.types import Finding, Hint, LifeEvent, RankStack
 from gpuwatch.schema import (
     Ddp,
     GpuEvent,
@@ -20,14 +21,15 @@ from gpuwatch.schema import (
     ProcessSample,
     Versions,
 )
-from gpuwatch.store.views import RunView, View
+from gpuwatch.store.views import Event, RunView, View
 from gpuwatch.tui.metrics import METRICS
 from gpuwatch.tui.past import RANK_FIELDS, Moment, Past
-from gpuwatch.tui.render.charts import rank_series, time_charts
-from gpuwatch.tui.render.findings import finding_detail
+from gpuwatch.tui.render.charts import gpu_series, rank_series, time_charts
+from gpuwatch.tui.render.findings import finding_detail, hint_rest, hint_text, life_texts
 from gpuwatch.tui.render.gpus import gpu_columns, gpu_header, gpu_page, gpu_row
 from gpuwatch.tui.render.header import header_line, verdict_line
 from gpuwatch.tui.render.heat import heat_lines
+from gpuwatch.tui.render.markdown import finding_markdown
 from gpuwatch.tui.render.rank import rank_page
 from gpuwatch.tui.render.sensors import node_lines
 from gpuwatch.tui.render.text import Line, width_of
@@ -36,7 +38,7 @@ from gpuwatch.tui.scene import Replay, Scene, order_ranks, run_nodes, summarise
 from gpuwatch.tui.screens.runs import run_row
 from gpuwatch.tui.theme import STYLES
 from tests.tui import fakes
-from tests.tui.snapshots import check_lines
+from tests.tui.snapshots import check_lines, text_of
 from tests.tui.test_render import ODD_RUNS
 
 SIZES = [(80, 24), (120, 32), (160, 45)]
@@ -238,7 +240,7 @@ def test_a_thousand_ranks_on_one_screen(width: int, rows: int) -> None:
         sum(text.count(glyph) for glyph in "▁▂▃▄▅▆▇█")
         for line in lines[:-1]
         for text, style in line
-        if style.startswith("heat.") or style == "cursor"
+        if style.startswith("heat.")
     )
     assert glyphs == 1024
     check_lines(f"heat-1024-{width}", lines, width)
@@ -336,3 +338,101 @@ def test_events_newest_first() -> None:
     check_lines("events-80", event_lines(scene, 80, 8, dates=True), 80)
     then = replace(scene, cursor_s=fakes.NOW_S - 10)
     assert not any("silent" in text for line in event_lines(then, 80, 8) for text, _ in line)
+
+
+def test_what_befell_ranks_at_once_is_told_of_all_of_them() -> None:
+    at_s = fakes.NOW_S - 5
+    events = (
+        Event(at_s, "rank 0 on vm: starting", run="r1"),
+        Event(at_s + 0.3, "rank 1 on vm: starting", run="r1"),
+        Event(at_s + 0.4, "rank 2 on vm: starting", run="r1"),
+        Event(at_s + 2, "compile 2.0 s (rank 0), kept out of step statistics", run="r1"),
+        Event(at_s + 4, "rank 1 silent", "warning", "r1"),
+    )
+    newest_first = tuple(reversed(events))
+    scene = replace(scene_of(fakes.two_ranks()), events=newest_first)
+    for height, told in ((1, 1), (2, 2), (3, 3)):
+        lines = [text_of(line) for line in event_lines(scene, 80, height, compact=True)]
+        assert len(lines) == told
+    assert lines[0].rstrip().endswith("rank 1 silent")
+    assert lines[2].rstrip().endswith("ranks 0-2 on vm: starting")
+    # What is a while apart, or of another severity, are two things; the log has each.
+    apart = replace(scene, events=(newest_first[0], replace(newest_first[0], severity="note")))
+    assert len(event_lines(apart, 80, 8, compact=True)) == 2
+    whole = [text_of(line) for line in event_lines(scene, 80, 20, dates=True)]
+    assert sum("starting" in line for line in whole) == 3
+
+
+def test_memory_of_unknown_size_has_an_axis_in_gigabytes() -> None:
+    scene = cluster_scene()
+    gpu = fakes.gpu_sample(0)
+    gpu = msgspec.structs.replace(
+        gpu, uuid="GPU-new", readings={"memory_used": fakes.ok(61.2e9, "B")}
+    )
+    text = "\n".join(text_of(line) for line in time_charts(scene, gpu_series(scene, gpu), 120, 14))
+    assert "61.2┤" in text
+    assert "61.2 GB" in text
+    assert ">9999" not in text
+
+
+def hung() -> Finding:
+    """A hang that has come back, with the stack of who is waited for in front."""
+    frames = tuple(f"/job/train.py:{n} in call_{n}" for n in range(20))
+    return fakes.few_workers(
+        kind="hang",
+        cost_ms=None,
+        share=None,
+        summary="rank 1 has not come to step 77",
+        hints=(),
+        stacks=(RankStack(1, frames), RankStack(0, ("/lib/c10d.py:5 in wait | sure",))),
+        life=(
+            LifeEvent("opened", 77, fakes.NOW_S - 60),
+            LifeEvent("updated", 77, fakes.NOW_S - 50, "severity warning -> critical"),
+            LifeEvent("resolved", 78, fakes.NOW_S - 30),
+            LifeEvent("reopened", 79, fakes.NOW_S - 9),
+        ),
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_hang_shows_stacks_and_its_life(width: int) -> None:
+    lines = finding_detail(hung(), scene_of(fakes.two_ranks()), width)
+    check_lines(f"finding-hang-{width}", lines, width)
+    text = finding_markdown(hung(), scene_of(fakes.two_ranks()))
+    assert "Stack of rank 1:\n\n```text\n/job/train.py:0 in call_0\n" in text
+    assert "4 calls further out\n```" in text
+    assert "/lib/c10d.py:5 in wait | sure" in text
+    assert "- updated at step 77, 14:12:30: severity warning -> critical" in text
+
+
+def test_a_long_life_is_told_by_its_beginning_and_its_end() -> None:
+    life = tuple(LifeEvent("updated", step, 0.0) for step in range(40))
+    told = life_texts(fakes.few_workers(life=life))
+    assert told[:2] == ["updated at step 0", "32 more turns"]
+    assert told[-1] == "updated at step 39"
+    assert len(told) == 9
+
+
+def test_a_hint_is_said_once_and_with_one_number() -> None:
+    change = (
+        "num_workers 1 -> 7 on ranks 0-1: predicted step 213 -> 148..160 ms; 16 cores, 4.2 busy"
+    )
+    hint = Hint(change, "num_workers", 1, 7, (148.0, 160.0))
+    scene = scene_of(fakes.two_ranks())
+    assert scene.summary is not None
+    lines = finding_detail(fakes.few_workers(hints=(hint,)), scene, 120)
+    text = "\n".join(text_of(line).rstrip() for line in lines)
+    assert text.count("num_workers 1 -> 7") == 1
+    assert text.count("predicted step") == 1
+    assert "213" not in text
+    assert "on ranks 0-1; 16 cores, 4.2 busy   gain" in text
+    # In a rule's own words, and where it predicts something else than the mean step.
+    words = Hint("a cheaper collate_fn: predicted step 213 -> 22..28 ms", "collate_fn")
+    assert hint_text(words, 212.0) == words.change
+    words = replace(words, predicted_ms=(22.0, 28.0))
+    assert hint_text(words, 212.0) == "a cheaper collate_fn: predicted step 212 -> 22..28 ms"
+    assert hint_rest(words) == ""
+    other = Hint(
+        "log every 1 -> 50: predicted step with its part 300 -> 20 ms", "log", 1, 50, (9.0, 9.5)
+    )
+    assert hint_rest(other).endswith("predicted step with its part 300 -> 20 ms")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuwatch.diagnosis.types import Abstain, Finding, Hint
 from gpuwatch.schema import PHASES
 from gpuwatch.store.views import Event, RunView, View
-from gpuwatch.tui.layout import Content, allocate, plan
+from gpuwatch.tui.layout import CURVES_FROM, Content, allocate, plan
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import PHASE_GLYPHS, gauge, phase_bar, phase_cells
 from gpuwatch.tui.render.findings import (
@@ -666,6 +666,24 @@ def test_sections_that_just_fit_leave_the_footer_free() -> None:
                 rects = plan(width, height, content).rects
                 footer = rects.pop("footer")
                 assert max(rect.y + rect.height for rect in rects.values()) <= footer.y
+
+
+@pytest.mark.parametrize("findings", [1, 2, 4])
+@pytest.mark.parametrize("machine", [3, 4, 6])
+@pytest.mark.parametrize("height", [24, 28, 32, 40, 60])
+def test_no_line_of_a_narrow_screen_is_left_blank(findings: int, machine: int, height: int) -> None:
+    found = plan(120, height, Content(True, ranks=2, findings=findings, machine=machine))
+    rects = found.rects
+    footer, header = rects.pop("footer"), rects.pop("header")
+    gaps = footer.y - header.height - sum(rect.height for rect in rects.values())
+    # A line around each section at most.
+    assert 0 <= gaps <= len(rects) + 1
+    if height >= 32:
+        assert not found.compact
+        assert rects["timeline"].height >= 3
+        assert rects["events"].height >= 3
+    if height >= 60:
+        assert rects["timeline"].height >= CURVES_FROM
 
 
 def test_what_matters_is_on_the_smallest_screen() -> None:

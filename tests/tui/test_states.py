@@ -29,6 +29,7 @@ from tests.tui.snapshots import check_text
 from tests.tui.test_app import drive
 from tests.tui.test_compare import until
 from tests.tui.test_keys import Recording, press
+from tests.tui.test_output import FakeJob
 from tests.tui.test_pictures import SIZE_IDS, SIZES
 
 FOUND = found(
@@ -123,6 +124,7 @@ PANES = {
     "GpusPane": ("3",),
     "PagePane": ("4", "enter"),
     "PromptPane": ("2", "slash"),
+    "OutputPane": ("l", "slash", "f", "i", "n", "d", "enter"),
     "_RunsPane": ("o",),
     "_SidesPane": ("5", "o"),
     "_CommandsPane": ("colon",),
@@ -137,6 +139,7 @@ SIGNS = {
     "GpusPane": "▌",
     "PagePane": "WHY",
     "PromptPane": "/",
+    "OutputPane": "▌find me",
     "_RunsPane": "▌",
     "_SidesPane": "▌",
     "_CommandsPane": "▌",
@@ -199,4 +202,6 @@ def test_a_widget_without_colour(name: str, plain: bool, monkeypatch: pytest.Mon
         # With colour the same panes are not grey: the test would see it.
         assert all(grey for _, grey in painted) is plain
 
-    drive(of_state("live"), script, size=(120, 36), diagnose=FOUND)
+    job = FakeJob()
+    job.output.feed(b"find me\n")
+    drive(of_state("live"), script, size=(120, 36), diagnose=FOUND, job=job)

@@ -254,6 +254,21 @@ def test_a_terminal_that_is_gone_ends_the_app(terminals: list[Terminal]) -> None
             terminal.process.wait()
 
 
+@pytest.mark.parametrize("arguments", [(), ("cluster",)])
+def test_a_terminal_that_goes_without_a_word_ends_the_app(arguments: tuple[str, ...]) -> None:
+    # It is no controlling terminal: nobody sends SIGHUP, only reads and writes fail.
+    terminal = Terminal(80, 24, *arguments)
+    terminal.wait_for("too few loader workers")
+    os.close(terminal._main)
+    os.close(terminal._child)
+    try:
+        assert terminal.process.wait(10.0) == 128 + signal.SIGHUP
+    finally:
+        if terminal.process.poll() is None:
+            terminal.process.kill()
+            terminal.process.wait()
+
+
 @pytest.mark.parametrize(
     "environment",
     [{"LC_ALL": "C"}, {"TERM": "linux"}, {"PYTHONIOENCODING": "ascii"}],

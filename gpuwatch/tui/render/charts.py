@@ -198,9 +198,11 @@ def gpu_series(scene: Scene, gpu: GpuSample) -> list[Series]:
 
     def points(field: str, value: float | None) -> list[Point]:
         kept = past.gpu_points(run, gpu.uuid, field) if past is not None else []
-        return kept or ([(scene.end_s, value)] if value is not None else [])
+        return kept if _has(kept) or value is None else [(scene.end_s, value)]
 
     memory = points("memory_used", used)
+    # Where the size of the device is not known the curve has its own greatest value on top.
+    most = total or _high([value for _, value in memory])
     watts = points("power", power)
     return [
         _device(scene, gpu, "gpu_util", "GPU-util %"),
@@ -209,8 +211,8 @@ def gpu_series(scene: Scene, gpu: GpuSample) -> list[Series]:
             "memory GB",
             memory,
             numbers.bytes_pair(used),
-            total,
-            f"{total / 1e9:.0f}" if total else "",
+            most,
+            f"{most / 1e9:.{0 if total else 1}f}" if most else "",
             reason="" if _has(memory) else _reason(gpu.readings.get("memory_used"), "not reported"),
         ),
         Series(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,16 +23,25 @@ __all__ = [
     "cost_text",
     "finding_detail",
     "finding_rows",
+    "hint_rest",
     "hint_text",
+    "life_texts",
     "quiet_rows",
     "ranks_text",
+    "stack_texts",
 ]
 
 SEVERITY_GLYPHS = {"critical": "✖", "warning": "▲", "note": "·"}
 
+_PREDICTED = re.compile(r"predicted step [\d.,]+ -> [\d.,]+ ms")
 
 _EARLY_STEPS = 20
 """Before so many steady steps it is too early to call a run healthy."""
+
+_TURNS = 8
+"""Turns of a life that are told, the last ones and the first."""
+_STACKS, _FRAMES = 8, 16
+"""Ranks of a hang whose stacks are shown, and calls of each."""
 
 
 def _value(value: object) -> str:
@@ -81,9 +92,23 @@ def _change(hint: Hint) -> str:
 def hint_text(hint: Hint, step_ms: float | None) -> str:
     """Return one hint as a line: the change, and the mean step predicted after it."""
     change = _change(hint)
-    # A rule may have said it in its own words.
-    predicted = "" if "predicted" in change else predicted_text(hint, step_ms)
-    return f"{change}: {predicted}" if predicted else change
+    predicted = predicted_text(hint, step_ms)
+    if predicted:
+        # A rule may have said it in its own words; the step of now is the one on the screen.
+        change, said = _PREDICTED.subn(predicted, change)
+        return change if said or "predicted" in change else f"{change}: {predicted}"
+    return change
+
+
+def hint_rest(hint: Hint) -> str:
+    """Return what a hint says in words beyond `hint_text`: for whom, why; empty for nothing."""
+    change = _change(hint)
+    if not hint.change or hint.change == change:
+        return ""
+    words = hint.change.removeprefix(change)
+    if hint.predicted_ms is not None:
+        words = _PREDICTED.sub("", words)
+    return re.sub(r"^[\s:;,]+|[\s:;,]+$|\s*[:,]\s*(?=;)", "", words)
 
 
 def ranks_text(ranks: Sequence[int], world: int | None = None, room: int = 40) -> str:
@@ -275,6 +300,7 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
         # What the person waits for stands where it is seen.
         lines += _check(item, scene, width)
     lines += _evidence(item, width)
+    lines += _stacks(item, width)
     lines += _section(
         "RULED OUT",
         width,
@@ -288,6 +314,50 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
         cause = next((f for f in scene.findings if item.follows in (f.id, f.kind)), None)
         text = f"{item.follows}  {cause.summary}" if cause is not None else item.follows
         lines += _section("FOLLOWS", width, [[(text, "text")]], "")
+    if len(item.life) > 1:
+        lines += _section("LIFE", width, [[(text, "text")] for text in life_texts(item)], "")
+    return lines
+
+
+def life_texts(item: Finding) -> list[str]:
+    """Return the turns of a finding's life, oldest first; of many the first and the last ones."""
+    turns = [
+        f"{event.what} at step {event.step:,}"
+        + (time.strftime(", %H:%M:%S", time.localtime(event.at_s)) if event.at_s > 0 else "")
+        + (f": {event.text}" if event.text else "")
+        for event in item.life
+    ]
+    if len(turns) > _TURNS + 1:
+        left_out = len(turns) - _TURNS
+        turns = [turns[0], f"{left_out} more turns", *turns[1 - _TURNS :]]
+    return turns
+
+
+def stack_texts(item: Finding) -> list[tuple[str, list[str]]]:
+    """Return the stacks of a hang as (rank, calls), innermost first; what is cut is said."""
+    out: list[tuple[str, list[str]]] = []
+    for stack in item.stacks[:_STACKS]:
+        calls = list(stack.frames[:_FRAMES]) or ["it has told no call"]
+        if len(stack.frames) > _FRAMES:
+            calls.append(f"{len(stack.frames) - _FRAMES} calls further out")
+        out.append((f"rank {stack.rank}", calls))
+    if len(item.stacks) > _STACKS:
+        out.append((f"{len(item.stacks) - _STACKS} more ranks", []))
+    return out
+
+
+def _stacks(item: Finding, width: int) -> list[Line]:
+    """Return where the ranks of a hang stood when it was found."""
+    if not item.stacks:
+        return []
+    lines: list[Line] = [fit([("", "text")], width), fit([("  STACKS", "title")], width)]
+    text = "where the main threads stood, innermost call first; t asks the first rank for all now"
+    lines += [fit([("    ", "text"), (row, "dim")], width) for row in wrap(text, width - 8)]
+    for rank, calls in stack_texts(item):
+        lines.append(fit([(f"    {rank}", "strong")], width))
+        for call in calls:
+            rows = wrap(call, width - 10)
+            lines += [fit([("      ", "text"), (row, "text")], width) for row in rows]
     return lines
 
 
@@ -359,12 +429,10 @@ def _hints(item: Finding, step_ms: float | None, width: int) -> list[Line]:
         )
         lines.append(fit([(f"    {text}", "dim")], width))
     for number, hint in enumerate(item.hints, 1):
-        lines.append(
-            fit([(f"  {rpad(str(number), 3)} ", "dim"), (hint_text(hint, step_ms), "hint")], width)
-        )
-        tail: list[str] = []
-        if hint.change and hint.change != _change(hint):
-            tail.append(hint.change)
+        for i, row in enumerate(wrap(hint_text(hint, step_ms), width - 8)):
+            lead = f"  {rpad(str(number) if i == 0 else '', 3)} "
+            lines.append(fit([(lead, "dim"), (row, "hint")], width))
+        tail = [text for text in (hint_rest(hint),) if text]
         if hint.predicted_ms is not None and step_ms is not None and numbers.known(step_ms):
             low, high = hint.predicted_ms
             if numbers.known(low) and numbers.known(high):

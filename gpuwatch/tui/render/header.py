@@ -86,14 +86,20 @@ def header_line(scene: Scene, width: int) -> Line:
         right += [("  ", "text"), (numbers.clock(view.at_s - run.started_s), "dim")]
     right.append((" ", "text"))
     lead: Line = [(" ◉ ", style)]
+    job: Line = []
+    if scene.job is not None:
+        job = [(scene.job.word, scene.job.style)]
     if run is None:
         lead.append(("gpuwatch", "strong"))
+        if job:
+            lead += [("  ", "text"), *job]
         return spread(lead, right, width)
     if run.simulated:
         lead += [(" SIMULATED ", "badge"), (" ", "text")]
     if width >= 100:
         lead.append(("gpuwatch  ", "dim"))
     parts: list[Line] = [[*lead, (clip(run.name or run.run, max(12, width // 4)), "strong")]]
+    parts.append(job)
     if len(view.runs) > 1:
         place = next((i for i, item in enumerate(view.runs) if item.run == run.run), 0)
         parts.append([(f"run {place + 1}/{len(view.runs)}", "accent")])

@@ -147,7 +147,7 @@ def rank_under(grid: HeatGrid, values: Sequence[float | None], x: int, y: int) -
 
 
 def heat_height(run: RunView, width: int) -> int:
-    """Return the lines that the picture would like to have, without its scale line."""
+    """Return the rows that the picture would like to have, without its pointer and its scale."""
     groups = _grouped(run)
     if not groups:
         return 0
@@ -177,9 +177,10 @@ def heat_lines(
 ) -> list[Line]:
     """Return at most `height` lines; the last one is the scale.
 
-    A glyph that stands for several ranks shows the greatest. `selected` is a rank number;
-    `passing` are the positions that the filter lets through, the others are a faint dot; `grid`
-    is that of `height` - 1 rows, where it was made before.
+    A glyph that stands for several ranks shows the greatest. `selected` is a rank number: its row
+    is marked at the left and its glyph from below, where a line is left for that; the glyph keeps
+    its shape, which is its value. `passing` are the positions that the filter lets through, the
+    others are a faint dot; `grid` is that of `height` - 1 rows, where it was made before.
     """
     if height <= 0 or not run.ranks:
         return []
@@ -204,15 +205,17 @@ def heat_lines(
     levels = iter(heat_levels(shown, low, high))
     here = next((i for i, rank in enumerate(run.ranks) if rank.rank == selected), None)
     lines: list[Line] = []
+    pointed: int | None = None
     for name, cells in grid.rows:
-        line: Line = [(f" {pad(name, grid.label - 2)} ", "dim")]
+        line: Line = [(" ", "focus"), (f"{pad(name, grid.label - 2)} ", "dim")]
         text, last_style, x = "", "", grid.label
         for at, first, last in cells:
             level = next(levels)
             key = -1 if level is None else level
             style = _STYLES[key]
             if here is not None and any(grid.positions[i] == here for i in range(first, last + 1)):
-                style = "cursor"
+                style, pointed = "heat.cursor", at
+                line[0] = ("▌", "focus")
             gap = " " * (at - x)
             if style != last_style:
                 if text:
@@ -226,6 +229,8 @@ def heat_lines(
         if text:
             line.append((text, last_style))
         lines.append(fit(line, width))
+    if pointed is not None and len(lines) + 2 <= height:
+        lines.append(fit([(" " * pointed, "text"), ("↑", "focus")], width))
     if height > 1:
         lines.append(_scale_line(run, grid, metric, (low, high), width, values, here))
     return lines

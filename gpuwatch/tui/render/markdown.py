@@ -6,7 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.findings import cost_text, hint_text, ranks_text
+from gpuwatch.tui.render.findings import (
+    cost_text,
+    hint_rest,
+    hint_text,
+    life_texts,
+    ranks_text,
+    stack_texts,
+)
 from gpuwatch.tui.scene import Scene
 
 if TYPE_CHECKING:
@@ -46,18 +53,24 @@ def finding_markdown(item: Finding, scene: Scene, level: int = 2) -> str:
                 f"| {_safe(piece.compared_with)} | {_safe(piece.source)} |"
             )
         lines.append("")
+    for rank, calls in stack_texts(item):
+        lines += [f"Stack of {rank}:" if calls else rank, ""]
+        if calls:
+            lines += ["```text", *(" ".join(call.split()) for call in calls), "```", ""]
     if item.ruled_out:
         lines += ["Ruled out:", "", *(f"- {_safe(text)}" for text in item.ruled_out), ""]
     if item.hints:
         lines += ["Try:", ""]
         for number, hint in enumerate(item.hints, 1):
             text = hint_text(hint, step_ms)
-            if hint.change and hint.change not in text:
-                text += f" ({hint.change})"
+            if rest := hint_rest(hint):
+                text += f" ({rest})"
             lines.append(f"{number}. {_safe(text)}")
         lines.append("")
     if item.follows:
         lines += [f"Follows {item.follows}.", ""]
+    if len(item.life) > 1:
+        lines += ["Life:", "", *(f"- {_safe(text)}" for text in life_texts(item)), ""]
     return "\n".join(lines)
 
 

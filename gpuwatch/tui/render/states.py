@@ -35,6 +35,14 @@ def idle_lines(scene: Scene, width: int) -> list[Line]:
         lines.append([("  ✖ No contact", "critical")])
         if view.message:
             lines.append([(f"  {view.message}", "text")])
+    elif scene.job is not None:
+        waits = "Its training has not begun yet"
+        if scene.job.ended:
+            waits = "It has ended without a training that gpuwatch has seen"
+        lines.append([(f"  {waits}", "strong")])
+        lines.append([(f"  {scene.job.command}", "dim")])
+        lines.append([("", "text")])
+        lines.append([("  l shows its output; its run appears here with its first step", "dim")])
     else:
         lines.append([("  No training run found yet", "strong")])
         lines.append(

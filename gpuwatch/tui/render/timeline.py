@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.store.views import Event, RankView, Rollup
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.findings import SEVERITY_GLYPHS
+from gpuwatch.tui.render.findings import SEVERITY_GLYPHS, ranks_text
 from gpuwatch.tui.render.spark import limits, spark_rows
 from gpuwatch.tui.render.text import Line, clip, fit, heading, rpad, spread
 from gpuwatch.tui.scene import Scene
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["event_lines", "timeline_lines", "timeline_row"]
 
 _LABEL = 10
+_OF_RANK = re.compile(r"rank (\d+)( .*)")
+_AT_ONCE_S = 2.0
+"""Ranks of one launcher say the same within this time."""
 
 
 def _marks(findings: Sequence[Finding], first_s: float, last_s: float, width: int) -> Line:
@@ -100,12 +105,39 @@ def _event_line(event: Event, width: int, dates: bool = False) -> Line:
     )
 
 
+def _told_of_ranks(events: Iterable[Event], most: int) -> list[Event]:
+    """Return at most `most` events, newest first; what befell ranks at once is one of them.
+
+    A short pane would else tell it of one rank only, as if the others were spared.
+    """
+    out: list[Event] = []
+    ranks: list[int] = []
+    for event in events:
+        found = _OF_RANK.fullmatch(event.text)
+        last = out[-1] if out else None
+        if found is not None and last is not None and ranks:
+            same = last.text == f"{_ranks(ranks)}{found[2]}" and last.severity == event.severity
+            if same and last.run == event.run and last.at_s - event.at_s <= _AT_ONCE_S:
+                ranks.append(int(found[1]))
+                out[-1] = replace(last, text=f"{_ranks(ranks)}{found[2]}")
+                continue
+        if len(out) == most:
+            break
+        ranks = [int(found[1])] if found is not None else []
+        out.append(event)
+    return out
+
+
+def _ranks(numbers_: Sequence[int]) -> str:
+    return ranks_text(sorted(set(numbers_)))
+
+
 def event_lines(
     scene: Scene, width: int, height: int, *, compact: bool = False, dates: bool = False
 ) -> list[Line]:
     """Return heading and events, newest first, at most `height` lines; standing notices on top.
 
-    `compact` leaves the heading out, `dates` says the day too.
+    `compact` leaves the heading out, `dates` says the day too, and every event on its own.
     """
     if height <= 0:
         return []
@@ -122,7 +154,8 @@ def event_lines(
         fit([(" ▲ ", "warning"), (clip(text, width - 4), "text")], width)
         for text in notices[: max(1, height // 2)]
     ]
-    newest = events[: max(0, height - len(lines))]
+    room = max(0, height - len(lines))
+    newest = events[:room] if dates else _told_of_ranks(events, room)
     lines += [_event_line(item, width, dates) for item in newest]
     if len(lines) == (0 if compact else 1):
         lines.append(fit([("   nothing happened yet", "dim")], width))

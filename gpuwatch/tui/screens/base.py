@@ -19,7 +19,7 @@ from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
 from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
 from gpuwatch.tui.render.text import fit
 from gpuwatch.tui.scene import Scene
-from gpuwatch.tui.widgets.pane import LinePane, place
+from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
 
 if TYPE_CHECKING:
     from gpuwatch.tui.app import GpuwatchApp
@@ -70,6 +70,10 @@ class FedScreen(Screen[None]):
         """Return (action, words) of the keys that work here, most useful first."""
         return []
 
+    def moves(self) -> bool:
+        """Whether it has something to draw that is in no scene."""
+        return False
+
     def list_pane(self) -> Widget | None:
         """Return the pane that has the focus when nothing is typed."""
         return None
@@ -93,6 +97,10 @@ class FedScreen(Screen[None]):
         if pane is not None and self.focused is None:
             pane.focus(scroll_visible=False)
         self.gpuwatch.refresh_scene(force=True)
+
+    def on_unmount(self) -> None:
+        """Leave nothing behind: pages are opened and closed for as long as the training runs."""
+        forget_drawn()
 
     def feed(self, scene: Scene) -> None:
         """Draw that scene."""
@@ -126,6 +134,9 @@ class FedScreen(Screen[None]):
             return
         chosen = self.gpuwatch.key_names
         pairs = self.keys(self._scene)
+        if self.VIEW and self._scene.job is not None:
+            ended = self._scene.job.ended
+            pairs = [("report", "report")] * ended + [("output", "output"), *pairs]
         if not self.TYPED:
             pairs = [*pairs, ("help", "help"), ("quit", "quit")]
         if not self.VIEW and "close" in self.HERE:

@@ -25,9 +25,9 @@ class FindingScreen(ReadingScreen):
     """The evidence of one finding, kept up to date for as long as it is found."""
 
     BINDINGS: ClassVar[list[BindingType]] = bind(
-        "close", "evidence", "previous", "next", *FINDING_ACTIONS
+        "close", "evidence", "previous", "next", "stacks", *FINDING_ACTIONS
     )
-    HERE = (*ReadingScreen.HERE, "evidence", "previous", "next", *FINDING_ACTIONS)
+    HERE = (*ReadingScreen.HERE, "evidence", "previous", "next", "stacks", *FINDING_ACTIONS)
 
     def __init__(self, finding: Finding) -> None:
         super().__init__()
@@ -53,6 +53,8 @@ class FindingScreen(ReadingScreen):
     def more_keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return what can be done with it."""
         keys = [("evidence", "on the time axis")]
+        if self._finding.stacks:
+            keys.append(("stacks", "stacks now"))
         if self._finding.hints:
             keys += [("copy", "copy hint"), ("verify", "verify")]
         keys += [("copy-markdown", "copy all"), ("snooze", "snooze")]
@@ -74,6 +76,12 @@ class FindingScreen(ReadingScreen):
     def action_evidence(self) -> None:
         """Show the first of its ranks at the time at which it opened."""
         self.gpuwatch.show_evidence(self._finding)
+
+    def action_stacks(self) -> None:
+        """Ask the rank it waits for, or the first of its ranks, where its threads stand now."""
+        stacks = self._finding.stacks
+        self.gpuwatch.select_rank(stacks[0].rank if stacks else self._finding.ranks[0])
+        self.gpuwatch.show_stacks()
 
     def action_copy(self) -> None:
         """Copy its first hint."""

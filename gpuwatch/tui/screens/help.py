@@ -8,7 +8,7 @@ from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.reading import ReadingScreen
 
-__all__ = ["EVERYWHERE", "HelpScreen"]
+__all__ = ["EVERYWHERE", "OF_A_JOB", "HelpScreen"]
 
 EVERYWHERE = (
     *(f"view-{i}" for i in range(1, len(VIEWS) + 1)),
@@ -30,6 +30,9 @@ EVERYWHERE = (
 )
 """Actions of the app itself, in the order of the page."""
 
+OF_A_JOB = ("output", "report")
+"""The same where the screen was opened with a command."""
+
 
 class HelpScreen(ReadingScreen):
     """Every key that works, and what the words on the screens mean."""
@@ -43,5 +46,6 @@ class HelpScreen(ReadingScreen):
         chosen = self.gpuwatch.key_names
         # A key that does something else here does not do what it does everywhere.
         taken = {keys_of(name, chosen) for name in self._here}
-        everywhere = [name for name in EVERYWHERE if keys_of(name, chosen) not in taken]
+        names = EVERYWHERE if self.gpuwatch.job is None else (*EVERYWHERE, *OF_A_JOB)
+        everywhere = [name for name in names if keys_of(name, chosen) not in taken]
         return help_lines(width, help_entries(self._here, chosen), help_entries(everywhere, chosen))

@@ -9,7 +9,7 @@ from textual.widget import Widget
 
 from gpuwatch.store.views import NodeView, RunView
 from gpuwatch.tui.binding import bind
-from gpuwatch.tui.layout import Content, Plan, Rect, plan, side_width
+from gpuwatch.tui.layout import CURVES_FROM, Content, Plan, Rect, plan, side_width
 from gpuwatch.tui.metrics import Metric
 from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
 from gpuwatch.tui.render.sensors import host_row, node_heading, node_lines
@@ -25,9 +25,6 @@ from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
 from gpuwatch.tui.widgets.ranks import RanksPane
 
 __all__ = ["Overview"]
-
-_CURVES_FROM = 6
-"""Lines from which on the time pane shows several curves instead of the step alone."""
 
 _HeatKey = tuple[Summary | None, Rect | None, bool, str, int | None, tuple[int, ...]]
 
@@ -138,7 +135,7 @@ class Overview(ActsOnFinding):
             True,
             ranks=len(run.ranks),
             findings=most,
-            heat=1 + min(12, self._heat_height(run, side_width(width))),
+            heat=2 + min(12, self._heat_height(run, side_width(width))),
             machine=min(9, here) + max(1, gpus) + self._disks(node),
         )
 
@@ -209,7 +206,7 @@ class Overview(ActsOnFinding):
     def _time_lines(self, scene: Scene, rect: Rect) -> list[Line]:
         """Return the step over time; where there is room, what the device did beside it."""
         rank = scene.rank
-        if rank is None or rect.height < _CURVES_FROM:
+        if rank is None or rect.height < CURVES_FROM:
             return timeline_lines(rank, scene, rect.width, rect.height)
         from gpuwatch.tui.render.charts import rank_series, time_charts
 

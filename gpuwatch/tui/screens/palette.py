@@ -14,7 +14,7 @@ from gpuwatch.tui.metrics import METRICS
 from gpuwatch.tui.render.text import Line, fit, heading, pad, spread
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.base import FedScreen
-from gpuwatch.tui.screens.help import EVERYWHERE
+from gpuwatch.tui.screens.help import EVERYWHERE, OF_A_JOB
 from gpuwatch.tui.widgets.pane import ListPane, place
 from gpuwatch.tui.widgets.prompt import PromptPane
 
@@ -126,7 +126,8 @@ class PaletteScreen(FedScreen):
         place(self._list, Rect(0, room.y + 3, room.width, max(1, room.height - 3)))
         if not self._commands:
             # Made once: ten thousand ranks are ten thousand commands.
-            self._commands = commands_for(scene, self._here, self.gpuwatch.key_names)
+            here = self._here if scene.job is None else (*self._here, *OF_A_JOB)
+            self._commands = commands_for(scene, here, self.gpuwatch.key_names)
         self._list.hits = found_in(self._commands, self._words)
         self._list.cells = room.width
         self._list.draw(min(self._list.selected, max(0, len(self._list.hits) - 1)))

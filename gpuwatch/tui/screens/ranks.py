@@ -88,7 +88,7 @@ class RanksScreen(FedScreen):
         lines += heat_lines(
             run,
             room.width,
-            wanted + 1,
+            wanted + 2,
             metric=scene.metric,
             gpus=scene.gpus,
             selected=None if scene.rank is None else scene.rank.rank,

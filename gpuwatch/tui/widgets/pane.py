@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
+from textual._styles_cache import StylesCache
 from textual.binding import BindingType
 from textual.events import Click
 from textual.geometry import Region, Size
@@ -18,7 +19,15 @@ from gpuwatch.tui.render.glyphs import to_ascii
 from gpuwatch.tui.render.text import Line, width_of
 from gpuwatch.tui.theme import SELECTED_STYLES, STYLES
 
-__all__ = ["LinePane", "ListPane", "ascii_only", "place", "set_ascii", "to_strip"]
+__all__ = [
+    "LinePane",
+    "ListPane",
+    "ascii_only",
+    "forget_drawn",
+    "place",
+    "set_ascii",
+    "to_strip",
+]
 
 _ascii = False
 
@@ -60,6 +69,16 @@ def place(pane: Widget, rect: Rect | None) -> None:
     pane.styles.width = rect.width
     pane.styles.height = rect.height
     pane.display = True
+
+
+def forget_drawn() -> None:
+    """Let go of the drawn lines of panes that are closed.
+
+    Textual (8.2.8) remembers two colours for each of its last 1,024 caches of lines, with the cache
+    itself as a part of the key: so the lines of panes that are long gone stay. The colours are made
+    again in microseconds.
+    """
+    StylesCache.get_inner_outer.cache_clear()
 
 
 def _refresh_changed(pane: Widget, changed: Sequence[int], height: int) -> None:
