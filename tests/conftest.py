@@ -1,11 +1,20 @@
 """Fixtures for every test."""
 
 import faulthandler
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import support
+
+
+def pytest_configure() -> None:
+    """A shell starts what is to run in the background with SIGINT ignored, and children inherit
+    that: tests that interrupt one would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

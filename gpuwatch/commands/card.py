@@ -9,8 +9,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from gpuwatch.diagnosis import Finding, RunDiagnosis
-from gpuwatch.diagnosis.aligned import ranks_text
+from gpuwatch.diagnosis.aligned import counted, ranks_text
 from gpuwatch.diagnosis.howto import lines_of
+from gpuwatch.diagnosis.input import FLOOR_MS
+from gpuwatch.diagnosis.memory import grows
 from gpuwatch.diagnosis.types import SEVERITIES
 from gpuwatch.schema import PHASES
 from gpuwatch.store.history import memory_slope
@@ -21,6 +23,7 @@ __all__ = ["MOST_LINES", "card_lines"]
 MOST_LINES = 25
 _WIDTH = 100
 _FINDINGS = 4
+_STEADY_POINTS = 24
 _FRAMES = 5
 _STACKS, _HANG_FRAMES = 2, 3
 _MARKS = {"critical": "✖", "warning": "▲", "note": "·"}
@@ -29,11 +32,18 @@ _SHORT = {
     "optimizer": "opt", "other": "other",
 }  # fmt: skip
 
+LEFT_S = 30.0
+"""A rank that ended so shortly before another one failed may be why: a collective notices a peer
+that is gone at once, a launcher within seconds."""
+
+_APART = 2
+"""Steps that ranks of one job may be apart at their end."""
+
 COMPUTE_SHARE = 0.7
 """Of the step in forward, backward and optimizer: then the model itself is what takes the time."""
 
-GROWS = 0.05
-"""A last block of memory so much above the first is said to grow."""
+WAIT_SHARE = 0.1
+"""Of the step, from which a wait for data is mentioned in any case."""
 
 
 def card_lines(
@@ -62,15 +72,20 @@ def card_lines(
     if hang is not None and first is not None and first.bye is None:
         first = None  # it stood, and somebody ended it
     out = [_head(run)]
+    stopped = [r for r in run.ranks if r.bye is not None and r.bye.reason == "interrupted"]
+    if stopped and hang is None:
+        out += _row("stopped", f"by Ctrl-C (SIGINT) at step {max(r.steps for r in stopped):,}")
     out += _row("verdict", hang.summary if hang is not None else _verdict(run, findings, first))
     if first is not None:
         out += _crash(run, first)
-    out += _row("time", _time(run))
+    out += _row(
+        "time", _time(run, "standing still" if hang is not None else "start-up and between")
+    )
     out += _row("step", _step(run))
-    tail = [*_row("memory", _memory(run)), *_row("n/a", _unknown(run, diagnosis, nodes))]
+    tail = [*_row("memory", _memory(run)), *_row("n/a", _unknown(run, diagnosis, nodes), 3)]
     if others:
         names = ", ".join(r.run for r in others[:3]) + (" ..." if len(others) > 3 else "")
-        tail += _row("also", f"{len(others)} more trainings of this command: {names}")
+        tail += _row("also", f"{counted(len(others), 'more training')} of this command: {names}")
     for note in notes:
         tail += _row("note", note)
     room = MOST_LINES - len(out) - len(tail)
@@ -78,8 +93,8 @@ def card_lines(
     return [line[:_WIDTH] for line in (out + tail)[:MOST_LINES]]
 
 
-def _row(name: str, text: str) -> list[str]:
-    """Return a row with its name, folded; nothing for an empty text."""
+def _row(name: str, text: str, lines: int = 2) -> list[str]:
+    """Return a row with its name, folded to at most so many lines; nothing for an empty text."""
     if not text:
         return []
     indent = " " * 12
@@ -88,7 +103,7 @@ def _row(name: str, text: str) -> list[str]:
         _WIDTH,
         initial_indent=f"  {name:<10}",
         subsequent_indent=indent,
-        max_lines=2,
+        max_lines=lines,
         placeholder=" ...",
         break_on_hyphens=False,
     )
@@ -130,10 +145,23 @@ def first_failure(run: RunView) -> RankView | None:
 
     The others fail in consequence, within a moment: a peer that is gone raises in their
     collectives, and a launcher ends them with a signal, which leaves no last words. So an
-    exception goes before an end without a word that comes after it.
+    exception goes before an end without a word that comes after it. A rank that left the others
+    in the middle, with `sys.exit` say, is what they failed of, though it did not fail itself.
     """
     failed = [r for r in run.ranks if _failed(r)]
-    return min(failed, key=lambda r: (r.ended_s or 0.0, r.rank)) if failed else None
+    if not failed:
+        return None
+    first = min(failed, key=lambda r: (r.ended_s or 0.0, r.rank))
+    left = [
+        r
+        for r in run.ranks
+        if not _failed(r)
+        and r.bye is not None
+        and r.ended_s is not None
+        and r.steps < first.steps + _APART
+        and 0.0 <= (first.ended_s or 0.0) - r.ended_s <= LEFT_S
+    ]
+    return min(left, key=lambda r: (r.ended_s or 0.0, r.rank), default=first)
 
 
 def _crash(run: RunView, rank: RankView) -> list[str]:
@@ -144,12 +172,18 @@ def _crash(run: RunView, rank: RankView) -> list[str]:
         why += f", in {phase}"
     if rank.state == "gone":
         # The last it said is up to a tenth of a second older than its end.
-        why = (
-            f"last seen {why}; its process ended without a word: killed by a signal (out of "
-            "memory, SIGKILL, SIGSEGV) or left through os._exit"
-        )
+        why = f"last seen {why}"
     memory = _memory_of(rank)
-    out = _row("failed", f"rank {rank.rank} on {rank.node}, {why}{'; ' + memory if memory else ''}")
+    why += f", {memory}" if memory else ""
+    if rank.state == "gone":
+        why += (
+            "; its process ended without a word: killed by a signal (SIGTERM, SIGKILL, out of "
+            "memory, SIGSEGV) or left through os._exit"
+        )
+    elif not _failed(rank):
+        why += "; it ended in the middle of the training, through sys.exit or its end of data"
+    name = "failed" if _failed(rank) else "left"
+    out = _row(name, f"rank {rank.rank} on {rank.node}, {why}", lines=3)
     others = [r.rank for r in run.ranks if r is not rank and _failed(r)]
     if others:
         out += _row("then", f"{ranks_text(others)} failed in consequence")
@@ -166,6 +200,8 @@ def _stack(name: str, frames: Sequence[str]) -> list[str]:
 
 
 def _verdict(run: RunView, findings: Sequence[Finding], first: RankView | None) -> str:
+    if first is not None and not _failed(first):
+        return f"rank {first.rank} left the others at step {first.steps:,}, and they failed"
     if first is not None:
         bye = first.bye
         what = bye.detail if bye is not None and bye.detail else "ended without a word"
@@ -188,7 +224,13 @@ def _verdict(run: RunView, findings: Sequence[Finding], first: RankView | None) 
         return "nothing found"
     if share >= COMPUTE_SHARE:
         return f"nothing found: {share:.0%} of the step is forward, backward and optimizer"
-    return f"nothing found that costs much; {share:.0%} of the step is the model's own"
+    words = f"nothing found that costs much; {share:.0%} of the step is the model's own"
+    wait_ms = statistics.fmean([r.phases_ms.get("data_wait") or 0.0 for r in run.ranks])
+    if run.step_ms and wait_ms >= WAIT_SHARE * run.step_ms:
+        words += f", {wait_ms / run.step_ms:.0%} waits for data ({wait_ms:.1f} ms)"
+        if wait_ms < FLOOR_MS:
+            words += f"; below {FLOOR_MS:.0f} ms a step that is a loader's own bookkeeping"
+    return words
 
 
 def _compute_share(run: RunView) -> float | None:
@@ -203,7 +245,8 @@ def _compute_share(run: RunView) -> float | None:
 # --- where the time went ------------------------------------------------------------------------
 
 
-def _time(run: RunView) -> str:
+def _time(run: RunView, lost: str) -> str:
+    """Return where the wall time went; `lost` is what the time in no phase is called."""
     total: dict[str, int] = {}
     for rank in run.ranks:
         for name in ("training", "data_wait", "comm", "eval", "checkpoint", "lost", "wall"):
@@ -213,7 +256,7 @@ def _time(run: RunView) -> str:
         return ""
     words = {
         "training": "training", "data_wait": "data wait", "comm": "communication", "eval": "eval",
-        "checkpoint": "checkpoints", "lost": "start-up and between",
+        "checkpoint": "checkpoints", "lost": lost,
     }  # fmt: skip
     parts = [
         f"{word} {total[name] / wall_ns:.0%}"
@@ -270,10 +313,11 @@ def _finding(finding: Finding) -> list[str]:
         f"  confidence {finding.confidence}{until}"
     ]
     for stack in finding.stacks[:_STACKS]:
-        if stack.rank in finding.ranks:
-            out += _stack(f"  rank {stack.rank}", stack.frames[:_HANG_FRAMES])
-    if finding.hints and finding.state == "open":
-        hint = finding.hints[0]
+        out += _stack(f"  rank {stack.rank}", stack.frames[:_HANG_FRAMES])
+    # The processes are gone: nobody can look at their stacks any more.
+    hints = [h for h in finding.hints if h.knob != "stack"]
+    if hints and finding.state == "open":
+        hint = hints[0]
         out += textwrap.wrap(
             f"try  {hint.change}",
             _WIDTH,
@@ -317,16 +361,12 @@ def _memory(run: RunView) -> str:
         return ""
     most = max(known, key=lambda r: r.past.memory[-1][1] if r.past.memory else 0)
     text = f"rank {most.rank} {_memory_of(most)}" if len(run.ranks) > 1 else _memory_of(most)
-    points = most.past.memory
-    if len(points) >= 12:
-        quarter = len(points) // 4
-        early, late = points[1 : 1 + quarter], points[-quarter:]
-        one, other = (statistics.median(v for _, v in part) for part in (early, late))
-        slope = memory_slope(points)
-        if other > (1 + GROWS) * one and slope is not None:
-            text += f", growing by {_bytes(max(0.0, slope * 1000))} in 1,000 steps"
-        else:
-            text += ", steady"
+    found = grows(most)
+    if found is not None:
+        slope = memory_slope(most.past.memory[len(most.past.memory) // 4 :]) or 0.0
+        text += f", growing by {_bytes(max(0.0, slope * 1000))} in 1,000 steps"
+    elif len(most.past.memory) >= _STEADY_POINTS:
+        text += ", steady"
     return text
 
 

@@ -15,10 +15,11 @@ import os
 import select
 import signal
 import struct
-import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
+
+from gpuwatch.commands.lookout import flush_output
 
 __all__ = ["descendants", "start_keeper"]
 
@@ -49,8 +50,7 @@ def start_keeper(become: Callable[[], int], log: Path, columns: int, lines: int)
             os.close(descriptor)
         raise
     _prepare(terminal, columns, lines)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     first = os.fork()
     if first:
         for descriptor in (file, telling, main, terminal):

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["start_lookout"]
+__all__ = ["flush_output", "start_lookout"]
 
 LOOK_S = 0.5
 """Between two looks, and then as long as a tenth of the job's age, at most `_SELDOM_S`."""
@@ -26,6 +26,13 @@ looks something up in torch is gone by then."""
 _SELDOM_S = 5.0
 _HOOK_DIRECTORY = "/gpuwatch/probe/hook"
 _FILE_BYTES = 65536
+
+
+def flush_output() -> None:
+    """Flush what was printed; a stream that is closed or takes nothing is none of our business."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def start_lookout(run: str, *, card: bool) -> None:
@@ -40,8 +47,7 @@ def start_lookout(run: str, *, card: bool) -> None:
     started_ticks = _started_ticks(job)
     if job == 1 or started_ticks is None:
         return  # in a container whose first process adopts every orphan, it would be a child
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     first = os.fork()
     if first:
         os.waitpid(first, 0)

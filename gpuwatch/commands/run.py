@@ -5,11 +5,12 @@ import errno
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import click
+
+from gpuwatch.commands.lookout import flush_output, start_lookout
 
 __all__ = ["run"]
 
@@ -73,8 +74,7 @@ def run(
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Become the command; returns the exit code for it if that cannot be, having said why."""
     _restore_signals()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     try:
         os.execvpe(command[0], list(command), environ)
     except OSError as exc:
@@ -118,10 +118,8 @@ def _watch(
     if control:
         environ["GPUWATCH_ALLOW_CONTROL"] = "1"
     if os.pathsep in HOOK:
-        click.echo(
-            f"gpuwatch: not watching: PYTHONPATH cannot hold {HOOK}, for there is a "
-            f"{os.pathsep!r} in it",
-            err=True,
+        _narrate(
+            f"not watching: PYTHONPATH cannot hold {HOOK}, for there is a {os.pathsep!r} in it"
         )
         return
     before = environ.get("PYTHONPATH", "")
@@ -136,13 +134,17 @@ def _watch(
         return
     if not quiet:
         words = f"run {named}" if named else "this run"
-        click.echo(f"gpuwatch: {words}; to look at it, type gpuwatch in another terminal", err=True)
-    from gpuwatch.commands.lookout import start_lookout
-
+        _narrate(f"{words}; to look at it, type gpuwatch in another terminal")
     if card:
         # The process that we become waits for the card on its way out, if it is a Python.
         environ["GPUWATCH_CARD"] = str(os.getpid())
     start_lookout(named, card=card)
+
+
+def _narrate(text: str) -> None:
+    """Say a line on stderr, where there is one that takes it: the command runs in any case."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"gpuwatch: {text}", err=True)
 
 
 # --- the run id --------------------------------------------------------------------------------

@@ -119,14 +119,18 @@ class LiveSession:
             expected |= {(p.run, p.rank) for p in new}
             expected -= {(p.run, p.rank) for p in gone}
             view = self.view()
-            told = any(r.id == self._link.asked_id for r in self._store.replies())
-            if told and _has_answered(view, expected) and _has_sensors(view):
+            if self.has_past() and _has_answered(view, expected) and _has_sensors(view):
                 return view
             if time.monotonic() >= deadline_s:
                 if view.link != "live":
                     raise AgentError(view.message or "the node process does not answer")
                 return view
             time.sleep(0.05)
+
+    def has_past(self) -> bool:
+        """Whether the node process has sent what it knew before this session came."""
+        asked = self._link.asked_id
+        return bool(asked) and any(r.id == asked for r in self._store.replies())
 
     def agent_lives(self) -> bool:
         """Whether a node process runs for this directory."""

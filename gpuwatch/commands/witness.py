@@ -88,7 +88,7 @@ class Witness:
                 asking = self._sleep(EVERY_S if early else SELDOM_S, door)
                 self._look(session.view(), engine)
             until_s = time.monotonic() + LAST_WORDS_S
-            while not self._over() and time.monotonic() < until_s:
+            while time.monotonic() < until_s and not (self._over() and session.has_past()):
                 time.sleep(0.05)
                 self._take(session.view())
             view = session.view()

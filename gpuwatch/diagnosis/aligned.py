@@ -180,7 +180,8 @@ def align(picture: RunPicture) -> Aligned | None:
 
 
 def _align(run: RunView) -> Aligned | None:
-    ranks = tuple(r for r in run.ranks if r.window and r.state not in {"gone", "silent"})
+    over = run.state == "ended"  # then its windows are all there is
+    ranks = tuple(r for r in run.ranks if r.window and (over or r.state not in {"gone", "silent"}))
     if not ranks:
         return None
     shared = set.intersection(*({s.index for s in r.window} for r in ranks))

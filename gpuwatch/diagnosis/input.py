@@ -565,10 +565,11 @@ def _look_alikes(
                 f"{max(mains):.0f} % CPU"
             )
     if len(aligned.ranks) > 1 and aligned.comm_known:
-        out.append(
-            f"communication: transfer {mean_ms(aligned.transfer_ms):.1f} of "
-            f"{aligned.mean_step_ms:.0f} ms"
-        )
+        transfer_ms = mean_ms(aligned.transfer_ms)
+        if transfer_ms < SHARE_WARNING * aligned.mean_step_ms:
+            out.append(
+                f"communication: transfer {transfer_ms:.1f} of {aligned.mean_step_ms:.0f} ms"
+            )
     return out, unsure
 
 

@@ -15,7 +15,7 @@ from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, 
 from gpuwatch.store.history import memory_slope
 from gpuwatch.store.views import RankView, same_device
 
-__all__ = ["cpu_leak", "gpu_leak", "rising"]
+__all__ = ["cpu_leak", "gpu_leak", "grows", "rising"]
 
 BLOCKS = 12
 Z_RISES = 3.5
@@ -69,6 +69,11 @@ def rising(
     return float(growth), z
 
 
+def grows(rank: RankView) -> tuple[float, float] | None:
+    """Return (growth in bytes, z of Mann-Kendall) if the rank's memory grows by what counts."""
+    return rising(rank.past.memory, _floor_bytes(rank))
+
+
 def gpu_leak(picture: RunPicture) -> Outcome:
     """Allocated device memory rises with the steps. It costs no time until it runs out."""
     return picture.once("gpu_leak", lambda: _leak(picture, "gpu_leak"))
@@ -101,11 +106,7 @@ def _leak(picture: RunPicture, kind: str) -> Outcome:
         return None
     if not any(rank.past.memory for rank in ranks):
         return Abstain(kind, "memory by step: no record carries it")
-    leaking = [
-        (rank, found)
-        for rank in ranks
-        if (found := rising(rank.past.memory, _floor_bytes(rank))) is not None
-    ]
+    leaking = [(rank, found) for rank in ranks if (found := grows(rank)) is not None]
     if not leaking:
         return None
     rank, (growth, z) = max(leaking, key=lambda item: item[1][0])

@@ -527,7 +527,8 @@ def _log_sync(picture: RunPicture) -> Outcome:
         share=share,
         confidence="high" if held >= HELD_HIGH else "medium",
         summary=(
-            f"{ranks_text(numbers)} spends {mean_ms(values):.0f} of {step_ms:.0f} ms a step "
+            f"{ranks_text(numbers)} {'spends' if len(numbers) == 1 else 'spend'} "
+            f"{mean_ms(values):.0f} of {step_ms:.0f} ms a step "
             f"outside the training itself, in {when}: logging, metrics or waiting for the device"
         ),
         evidence=(

@@ -100,6 +100,8 @@ class PlainTrace:
         self._start_s: float | None = None
         self._simulated = False
         self._now_s = 0.0
+        self._timed = False  # whether any line has said when it is
+        self._untimed = 0  # lines before that
         self._lines = 0
         self._events: list[Event] = []
         self._sources: dict[Key, Source] = {}
@@ -131,7 +133,9 @@ class PlainTrace:
         self._default_node = told.node
         self._world_size = told.world_size
         self._simulated = told.simulated
-        self._start_s = self._now_s = told.start_s
+        if "start_s" in found:
+            self._start_s = self._now_s = told.start_s
+            self._timed = True
 
     def _of_rank(self, number: int, word: str, found: dict[str, Any]) -> None:
         what = _article(word)
@@ -162,7 +166,8 @@ class PlainTrace:
             at_s = self._now_s if at_s is None else at_s
             source.incarnation = about.incarnation or source.incarnation
             payload = self._other(word, found, what, key, source)
-        if source.begin_s is None:
+        self._timed = self._timed or about.at_s is not None or word in {"step", "span"}
+        if source.begin_s is None and self._timed:
             source.begin_s = at_s
         self._now_s = at_s
         self._keep(at_s, word, payload, key, source)
@@ -311,10 +316,15 @@ class PlainTrace:
                 raise FieldError('a process needs "rank" or "rank_pid"')
             payload = read_struct(ProcessSample, found, what, more=_ABOUT, defaults=defaults)
         self._now_s = at_s
+        self._timed = self._timed or told.at_s is not None
+        if not self._timed:
+            self._untimed += 1
         self._events.append(Event(at_s, len(self._events), word, payload, node=node))
 
     def _keep(self, at_s: float, word: str, payload: Any, key: Key, source: Source) -> None:
         order = len(self._events)
+        if not self._timed:
+            self._untimed += 1
         self._events.append(Event(at_s, order, word, payload, key, source.node, source.incarnation))
 
     # --- frames --------------------------------------------------------------------------------
@@ -328,8 +338,14 @@ class PlainTrace:
         if not self._events:
             raise FieldError('no line of a trace; each is an object like {"type": "step", ...}')
         sizes = self._world_sizes()
-        self._events.sort(key=lambda event: (event.at_s, event.order))
         begins = [s.begin_s for s in self._sources.values() if s.begin_s is not None]
+        timed = self._events[self._untimed :]
+        if self._untimed and timed:
+            # What stands before the first time of all is of the beginning, whenever that was.
+            first_s = min([*begins, *(event.at_s for event in timed)])
+            for event in self._events[: self._untimed]:
+                event.at_s = first_s
+        self._events.sort(key=lambda event: (event.at_s, event.order))
         start_s = min([*begins, self._events[0].at_s])
         if self._start_s is not None:
             start_s = min(start_s, self._start_s)

@@ -114,7 +114,8 @@ def parse(line: str) -> dict[str, Any]:
     except FieldError:
         raise
     except json.JSONDecodeError as exc:
-        raise FieldError(f"no JSON: {exc.msg.lower()} at column {exc.colno}") from None
+        what = exc.msg.lower().removesuffix(" at")
+        raise FieldError(f"no JSON: {what} at column {exc.colno}") from None
     except (ValueError, RecursionError) as exc:
         raise FieldError(f"no JSON that can be read: {exc}") from None
     if not isinstance(found, dict):

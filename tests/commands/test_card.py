@@ -140,10 +140,38 @@ def test_who_failed_first(
     assert row(card, "verdict") == f"rank {first} failed first: {says}"
     assert row(card, "then") == f"rank {1 - first} failed in consequence"
     if says.startswith("ValueError"):
-        assert "at step 70, in forward; 1.0 GB resident" in row(card, "failed")
+        assert "at step 70, in forward, 1.0 GB resident" in row(card, "failed")
         assert row(card, "stack") == "/a/train.py:3 in f"
     else:
         assert "last seen at step 70" in row(card, "failed")
+
+
+def test_a_rank_that_leaves_the_others_is_why_they_fail() -> None:
+    job = Job(starving())
+    job.end([(1, 0.0, Bye("finished")), (0, 0.4, PEER)])
+    card = job.card()
+    assert row(card, "verdict") == "rank 1 left the others at step 70, and they failed"
+    assert "in the middle of the training" in row(card, "left")
+    assert row(card, "then") == "rank 0 failed in consequence"
+    # One that ended long before has nothing to do with it.
+    job = Job(starving())
+    job.end([(1, -100.0, Bye("finished")), (0, 0.4, PEER)])
+    assert row(job.card(), "verdict").startswith("rank 0 failed first")
+
+
+def test_a_run_that_was_interrupted_says_so() -> None:
+    job = Job(starving())
+    job.end([(rank, 0.0, Bye("interrupted", "KeyboardInterrupt")) for rank in range(2)])
+    card = job.card()
+    assert row(card, "stopped") == "by Ctrl-C (SIGINT) at step 70"
+    assert row(card, "verdict").startswith("the loader starves")
+
+
+def test_a_wait_that_is_too_short_to_be_found_is_not_passed_over() -> None:
+    quick = {"data_wait": 1.6, "forward": 0.5, "backward": 0.4, "optimizer": 0.1}
+    card = finished(Job(Trace([quick], num_workers=8, queue_depth=5.0))).card()
+    assert "% waits for data (1.6 ms)" in " ".join(" ".join(card).split())
+    assert "below 2 ms a step" in " ".join(" ".join(card).split())
 
 
 def test_a_run_that_stood_and_was_ended_is_called_a_hang() -> None:
@@ -161,6 +189,8 @@ def test_a_run_that_stood_and_was_ended_is_called_a_hang() -> None:
     card = job.card()
     assert row(card, "verdict").startswith("no step for 60 s: rank 0 stands in forward")
     assert not [line for line in card if line.startswith("  failed")]
+    assert "standing still" in row(card, "time")
+    assert not [line for line in card if "py-spy" in line]  # it is gone
 
 
 def test_what_was_not_seen_is_not_made_up() -> None:
@@ -174,7 +204,7 @@ def test_other_trainings_and_notes_are_named() -> None:
     job = finished(Job(starving()))
     run = job.store.view().runs[0]
     card = job.card(others=[run], notes=["the kernel killed 1 process"])
-    assert row(card, "also") == "1 more trainings of this command: run-1"
+    assert row(card, "also") == "1 more training of this command: run-1"
     assert row(card, "note") == "the kernel killed 1 process"
 
 

@@ -295,6 +295,7 @@ def test_the_ledger_is_added_up(tmp_path: Path) -> None:
     found = {"type": "step", "rank": 0, "phases_ms": phases, "samples": 4, "repeat": 10}
     view = view_of(
         tmp_path / "t.jsonl",
+        {"type": "trace", "start_s": 0},
         {"type": "state", "rank": 0, "phases_na": {"h2d": "no device"}},
         {**found, "started_s": 1.0},
         {"type": "span", "rank": 0, "name": "eval", "duration_s": 2},
@@ -474,3 +475,29 @@ def test_ticks_are_a_second_apart_and_long_pauses_cut_short(tmp_path: Path) -> N
     assert seen_s[-1] == pytest.approx(80_000.1)
     assert len(seen_s) < 3000
     assert seen_s == sorted(seen_s)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 1_796_069_006.0])
+def test_times_count_from_any_moment(start_s: float, tmp_path: Path) -> None:
+    """Lines that say no time stand at the beginning, whenever the others say that it was."""
+    lines: list[dict[str, Any]] = [
+        {"type": "hello", "rank": rank, "world_size": 2} for rank in range(2)
+    ]
+    lines += [
+        {
+            "type": "step",
+            "rank": rank,
+            "started_s": start_s + 0.13 * i,
+            "phases_ms": {"forward": 30, "backward": 60 + 30 * rank, "comm": 40 - 30 * rank},
+        }
+        for i in range(60)
+        for rank in range(2)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    _, found, recording = judged(str(path))
+    assert recording.duration_s == pytest.approx(7.8, abs=0.3)
+    (diagnosis,) = found.values()
+    assert [(f.kind, f.ranks) for f in diagnosis.findings if f.severity != "note"] == [
+        ("straggler", (1,))
+    ]

@@ -238,6 +238,23 @@ def test_what_cannot_be_run(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ">&- 2>&-", ">/dev/full"])
+def test_the_command_runs_where_nothing_can_be_said(
+    rundir: Path, tmp_path: Path, where: str
+) -> None:
+    command = " ".join([*RUN, "--", "touch", str(tmp_path / "ran")])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {where}"],
+        env=support.environment(rundir),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("name", ["KILL", "TERM", "INT", "PIPE"])
 def test_signals_are_the_commands_own(rundir: Path, name: str) -> None:
     number = getattr(signal, f"SIG{name}")
