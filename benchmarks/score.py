@@ -594,6 +594,8 @@ def main() -> int:
         "--fault", default="", help="only faults whose name holds this; without --only, live ones"
     )
     options = parser.parse_args()
+    # Trainings have sessions of their own: leave none behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     only = options.only or ("live" if options.fault else None)
     boards: dict[str, str] = {}
     failed = 0
