@@ -117,7 +117,7 @@ def _open(judged: "Judged") -> "dict[str, Finding]":
 
 def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> list[dict[str, Any]]:
     """Return what the hints that were followed had predicted, and what came of it."""
-    from gpuwatch.diagnosis.verify import followed, promise_verdict
+    from gpuwatch.diagnosis.verify import comparable_ms, followed, promise_verdict
 
     step = comparison.changes[0]
     found = []
@@ -127,6 +127,7 @@ def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> li
             if setting is None or hint.predicted_ms is None or step.after is None:
                 continue
             low, high = hint.predicted_ms
+            actual_ms = comparable_ms(step.after, setting)
             found.append(
                 {
                     "kind": finding.kind,
@@ -134,8 +135,8 @@ def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> li
                     "from": setting.before,
                     "to": setting.after,
                     "predicted_ms": [round(low, 3), round(high, 3)],
-                    "actual_ms": round(step.after, 3),
-                    "verdict": promise_verdict(hint.predicted_ms, step.after),
+                    "actual_ms": round(actual_ms, 3),
+                    "verdict": promise_verdict(hint.predicted_ms, actual_ms),
                 }
             )
     return found

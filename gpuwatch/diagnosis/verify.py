@@ -20,6 +20,7 @@ __all__ = [
     "Check",
     "CheckResult",
     "Promise",
+    "comparable_ms",
     "followed",
     "freeze",
     "promise_verdict",
@@ -57,8 +58,10 @@ class Check:
 class Promise:
     """A hint's prediction against what came: mean steps in ms.
 
-    `verdict` is as predicted, faster or slower. `setting` is the change that was seen, None where
-    the knob is in no configuration that a rank tells.
+    `actual_ms` is what is held to the prediction: the mean step, with more batches accumulated the
+    part of it that has as many samples as before. `verdict` is as predicted, faster or slower.
+    `setting` is the change that was seen, None where the knob is in no configuration that a rank
+    tells.
     """
 
     hint: Hint
@@ -200,8 +203,22 @@ def _promise(
 
 def _held(hint: Hint, actual_ms: float, setting: Setting | None) -> Promise:
     assert hint.predicted_ms is not None
+    actual_ms = comparable_ms(actual_ms, setting)
     verdict = promise_verdict(hint.predicted_ms, actual_ms)
     return Promise(hint, hint.predicted_ms, actual_ms, verdict, setting)
+
+
+def comparable_ms(step_ms: float, setting: Setting | None) -> float:
+    """Return what of a step after the change is to be held to the prediction for that change.
+
+    A step that accumulates more batches is longer by them; its prediction is for as many samples
+    as a step had before.
+    """
+    if setting is None or setting.name != "gradient_accumulation":
+        return step_ms
+    if not isinstance(setting.before, int) or not isinstance(setting.after, int):
+        return step_ms
+    return step_ms * setting.before / max(1, setting.after)
 
 
 def promise_verdict(predicted_ms: tuple[float, float], actual_ms: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
@@ -11,6 +12,7 @@ from gpuwatch.diagnosis.types import Finding, Hint
 from gpuwatch.diagnosis.verify import (
     WANTED_STEPS,
     Check,
+    comparable_ms,
     followed,
     freeze,
     promise_verdict,
@@ -212,6 +214,32 @@ def test_which_hint_was_followed() -> None:
     assert followed(Hint("more", "num_workers"), [Setting("num_workers", None, 12)]) is None
     verdicts = [promise_verdict((10.0, 12.0), ms) for ms in (9.9, 10.0, 12.0, 12.1)]
     assert verdicts == ["faster", "as predicted", "as predicted", "slower"]
+
+
+def test_more_accumulated_batches_are_compared_sample_for_sample() -> None:
+    """A step of twice the batches takes longer, and is the gain that was predicted."""
+    twice = Setting("gradient_accumulation", 1, 2)
+    assert comparable_ms(250.0, twice) == 125.0
+    assert comparable_ms(250.0, Setting("gradient_accumulation", None, 2)) == 250.0
+    assert comparable_ms(250.0, Setting("num_workers", 1, 2)) == 250.0
+    assert comparable_ms(250.0, None) == 250.0
+    before = stepping(91.2, name="r1")
+    hint = Hint("accumulate", "gradient_accumulation", 1, 2, (80.0, 90.0))
+    check = frozen(before, finding(hints=(hint,)))
+    new = stepping(34.0, run="r2", name="r2", started_s=NOW_S + 40, hello={"script": "train.py"})
+    assert hello_of(new).script == "train.py"
+    ranks = tuple(
+        replace(
+            rank,
+            last=None if rank.last is None else msgspec.structs.replace(rank.last, batches=2),
+        )
+        for rank in new.ranks
+    )
+    result = verify(check, side_of(replace(new, ranks=ranks)), 0)
+    assert result.promise is not None
+    assert result.promise.setting == twice
+    assert result.after_ms is not None
+    assert result.promise.actual_ms == pytest.approx(result.after_ms / 2)
 
 
 # On the screen
