@@ -26,9 +26,7 @@ _START_S = 60.0
 _END_S = 6.0
 _HEADLESS_S = 20.0
 
-# A loader that is too slow by configuration: one worker a rank, and items that wait like a remote
-# read. The wait costs no CPU, so more workers help on any machine.
-_SLOW_LOADER = [
+_TRAIN = [
     "-m",
     "trainer",
     "train",
@@ -37,9 +35,11 @@ _SLOW_LOADER = [
     "--train.device=cpu",
     "--train.eval_interval_epochs=0",
     "--loader.batch_size=8",
-    "--loader.num_workers=1",
-    "--faults.item_latency_ms=25",
 ]
+
+# A loader that is too slow by configuration: one worker a rank, and items that wait like a remote
+# read. The wait costs no CPU, so more workers help on any machine.
+_SLOW_LOADER = [*_TRAIN, "--loader.num_workers=1", "--faults.item_latency_ms=25"]
 
 _SCENARIOS = {"slow-loader": _SLOW_LOADER}
 
@@ -51,19 +51,7 @@ FAULTS = (
 )  # fmt: skip
 """What the trainer can be made slow by (`trainer train --fault`), each a scenario too."""
 
-_WITH_FAULT = [
-    "-m",
-    "trainer",
-    "train",
-    "--train.steps=1000000",
-    "--train.threads=1",
-    "--train.device=cpu",
-    "--train.eval_interval_epochs=0",
-    "--data.synthetic_images=2048",
-    "--loader.batch_size=8",
-    "--loader.num_workers=2",
-    "--fault",
-]
+_WITH_FAULT = [*_TRAIN, "--data.synthetic_images=2048", "--loader.num_workers=2", "--fault"]
 
 _NO_TRAINER = (
     "the demo trains with the package gpuwatch-trainer, which is not installed here; "

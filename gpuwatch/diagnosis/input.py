@@ -281,9 +281,16 @@ class Starvation:
     starved: list[Model]
     models: list[Model]
     cores: Cores | None
-    step_ms: float
-    without_wait: list[float]
-    """The step if nobody waited for data, [step]: the slowest rank's own time, plus transfer."""
+
+    @property
+    def step_ms(self) -> float:
+        """Mean step over all ranks and steps."""
+        return self.aligned.mean_step_ms
+
+    @property
+    def without_wait(self) -> list[float]:
+        """The step if nobody waited for data, [step]."""
+        return self.aligned.without_wait_ms
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -340,7 +347,7 @@ def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
         and not waits_for_batches(m, step_ms)
     ]
     cores = cores_of_ranks(picture, list(aligned.ranks), step_ms)
-    return Starvation(aligned, starved, models, cores, step_ms, aligned.without_wait_ms)
+    return Starvation(aligned, starved, models, cores)
 
 
 def loader_few_workers(picture: RunPicture) -> Outcome:
