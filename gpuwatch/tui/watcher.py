@@ -318,10 +318,13 @@ class Watcher:
         if run is None or not moments or (seconds > 0 and self._cursor_s is None):
             return False
         end_s = self._view.at_s
+        shown_s = end_s if self._cursor_s is None else self._cursor_s
+        if seconds < 0 and moments[0].at_s >= shown_s:
+            return False
         # At least one moment: a large run is kept less often than once a second.
         least = self._past.interval_s(len(run.ranks))
         step = max(abs(seconds), least) * (1 if seconds > 0 else -1)
-        target = (end_s if self._cursor_s is None else self._cursor_s) + step
+        target = shown_s + step
         self._paused = True
         self._cursor_s = None if target >= end_s else max(moments[0].at_s, target)
         return True

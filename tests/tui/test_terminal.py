@@ -380,6 +380,7 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
         wait_for("as Markdown")
         keys("5")
         wait_for("Compare")
+        time.sleep(2.5)  # a past to go back to: moments are kept once a second
         keys("Space")
         wait_for("PAUSED")
         keys("Left")

@@ -203,6 +203,26 @@ def test_curves_end_where_the_run_has_ended() -> None:
     watcher.close()
 
 
+def test_the_way_back_ends_where_nothing_is_kept_before() -> None:
+    clock, start = Clock(), two_ranks()
+    session = FakeSession(start)
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    watcher.poll()
+    assert not watcher.move_in_time(-1.0)  # the only moment is the one on the screen
+    assert not watcher.scene.paused
+    clock.now += 2.0
+    session.show(replace(start, at_s=start.at_s + 2.0))
+    watcher.poll()
+    assert watcher.move_in_time(-1.0)
+    scene = watcher.poll(force=True)
+    assert scene is not None
+    assert scene.paused
+    assert scene.behind_s == pytest.approx(2.0, abs=0.01)
+    assert watcher.move_in_time(-1.0)  # from the second between them to the oldest
+    assert not watcher.move_in_time(-1.0)
+    watcher.close()
+
+
 def test_devices_without_a_run_have_a_past() -> None:
     clock = Clock()
     session = FakeSession(view([], [node_view(gpus=2)]))
