@@ -28,7 +28,7 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
-	$(PIP) -e '.[dev,integrations]' -e './trainer[vision]'
+	$(PIP) -e '.[dev,integrations]' -e './trainer[vision,text]'
 	touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed
