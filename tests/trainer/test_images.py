@@ -1,14 +1,19 @@
 import hashlib
+import io
 import multiprocessing
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance
 from torch.utils.data import DataLoader
 
 from trainer.data import ImageSet, cache_folder, make_jpegs, normalise, scan
+from trainer.data.images import _random_box, _recoloured
 from trainer.errors import DataError
 
 
@@ -185,6 +190,174 @@ def test_a_damaged_image_is_one_sentence_with_its_name(
         list(loader)
     assert str(caught.value).startswith(f"cannot decode the image {bad}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_crop_and_flip_have_not_changed(jpegs: Path) -> None:
+    # The boxes and flips of a seed are part of what a seed promises.
+    images = ImageSet(scan(jpegs), px=24, augment=True, seed=3)
+    images.set_epoch(2)
+    for index in (0, 7, 63):
+        chance = random.Random((3 << 80) ^ (2 << 48) ^ index)
+        with Image.open(jpegs / images.files.paths[index]) as file:
+            whole = file.convert("RGB")
+        box = _random_box(48, 48, chance, 0.35)
+        flip = chance.random() < 0.5
+        expected = np.asarray(whole.resize((24, 24), Image.Resampling.BILINEAR, box=box))
+        if flip:
+            expected = expected[:, ::-1]
+        assert np.array_equal(images[index][0].permute(1, 2, 0).numpy(), expected)
+
+
+def test_colours_move_neither_crop_nor_flip(jpegs: Path) -> None:
+    def mean_distance(colour_strength: float, strength: float = 1.0, epoch: int = 0) -> float:
+        files = scan(jpegs)
+        plain = ImageSet(files, px=16, augment=True)
+        other = ImageSet(files, px=16, augment=True, colour_strength=colour_strength)
+        other.set_strength(strength)
+        other.set_epoch(epoch)
+        distances = [(plain[i][0].float() - other[i][0].float()).abs().mean() for i in range(32)]
+        return float(torch.stack(distances).max())
+
+    assert mean_distance(0.0) == 0
+    assert mean_distance(0.8, strength=0.0) == 0
+    # At most 2 % of 255 three times over, which another crop or flip exceeds by far.
+    assert 0 < mean_distance(0.02) < 12
+    assert mean_distance(0.02, epoch=1) > 30
+    assert mean_distance(0.8) > 30
+    assert 0 < mean_distance(0.8, strength=0.02 / 0.8) < 12
+
+
+def test_each_colour_is_drawn_from_its_range(tmp_path: Path) -> None:
+    (tmp_path / "set/grey").mkdir(parents=True)
+    for index in range(200):
+        Image.new("RGB", (4, 4), (100, 100, 100)).save(tmp_path / f"set/grey/{index:03d}.png")
+    images = ImageSet(scan(tmp_path / "set"), px=4, augment=True, colour_strength=0.5)
+    # On one grey only brightness shows.
+    seen = [int(images[i][0].unique().item()) for i in range(200)]
+    assert 50 <= min(seen) < 60
+    assert 140 < max(seen) <= 150
+    assert len({images[i][0].numpy().tobytes() for i in range(200)}) > 60
+
+
+def test_colours_are_those_of_three_passes() -> None:
+    # Greys of 60 to 190 stay within 0 and 255, so that nothing is cut off in between.
+    pixels = np.random.default_rng(0).integers(60, 190, (32, 32, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    for colours in [(1.2, 1, 1), (1, 0.4, 1), (1, 1, 0), (1, 1, 1.4), (0.6, 0.5, 0.7), (1, 1, 1)]:
+        expected = ImageEnhance.Brightness(image).enhance(colours[0])
+        expected = ImageEnhance.Contrast(expected).enhance(colours[1])
+        expected = ImageEnhance.Color(expected).enhance(colours[2])
+        mine = np.asarray(_recoloured(image, colours)).astype(int)
+        assert abs(mine - np.asarray(expected)).max() <= 3  # rounded three times
+
+
+def test_only_training_images_change_colour(jpegs: Path) -> None:
+    files = scan(jpegs)
+    with_colour = ImageSet(files, px=16, augment=False, colour_strength=1.0)
+    assert torch.equal(with_colour[5][0], ImageSet(files, px=16, augment=False)[5][0])
+
+
+@pytest.mark.parametrize("strength", [-0.1, 1.1, float("nan")])
+def test_an_impossible_strength(jpegs: Path, strength: float) -> None:
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        ImageSet(scan(jpegs), px=16, augment=True).set_strength(strength)
+
+
+def test_strength_reaches_live_workers(jpegs: Path) -> None:
+    files = scan(jpegs)
+    images = ImageSet(files, px=16, augment=True, colour_strength=0.8)
+    plain = ImageSet(files, px=16, augment=True)
+    loader: DataLoader[tuple[torch.Tensor, int]] = DataLoader(
+        images, batch_size=8, num_workers=1, prefetch_factor=1, persistent_workers=True
+    )
+    expected = torch.stack([plain[i][0] for i in range(64)]).split(8)
+    images.set_strength(0)
+    batches = iter(loader)
+    assert torch.equal(next(batches)[0], expected[0])
+    images.set_strength(1)
+    rest = [batch for batch, _ in batches]
+    # One batch may have been ready and one begun.
+    alike = [torch.equal(*pair) for pair in zip(rest, expected[1:], strict=True)]
+    assert not any(alike[2:])
+    alone = torch.stack([images[i][0] for i in range(32, 64)])
+    assert torch.equal(torch.cat(rest[3:]), alone)
+    images.set_strength(0)
+    again = [batch for batch, _ in loader]
+    assert all(map(torch.equal, again, expected))
+
+
+def _jpeg(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def _half_red(mode: str = "RGB") -> Image.Image:
+    """Left red, right blue."""
+    image = Image.new("RGB", (64, 64), (250, 10, 10))
+    image.paste((10, 10, 250), (32, 0, 64, 64))
+    return image.convert(mode)
+
+
+def _palette(transparency: bytes | int) -> bytes:
+    file = io.BytesIO()
+    _half_red("P").save(file, "PNG", transparency=transparency)
+    return file.getvalue()
+
+
+def _oriented(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return _jpeg(_half_red(), exif=exif)
+
+
+def _one(tmp_path: Path, name: str, data: bytes) -> torch.Tensor:
+    (tmp_path / "set/all").mkdir(parents=True)
+    (tmp_path / "set/all" / name).write_bytes(data)
+    pixels: torch.Tensor = ImageSet(scan(tmp_path / "set"), px=16, augment=False)[0][0]
+    return pixels.float()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("cmyk.jpg", lambda: _jpeg(_half_red("CMYK"))),
+        ("palette.png", lambda: _palette(0)),
+        ("palette.png", lambda: _palette(bytes([0, 255]))),
+        ("nonsense-exif.jpg", lambda: _jpeg(_half_red(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff")),
+        ("orientation-9.jpg", lambda: _oriented(9)),
+    ],
+)
+def test_unusual_images(tmp_path: Path, name: str, make: Callable[[], bytes]) -> None:
+    pixels = _one(tmp_path, name, make())
+    assert pixels[0, :, :6].min() > 200
+    assert pixels[2, :, :6].max() < 60
+    assert pixels[2, :, 10:].min() > 200
+
+
+def test_sixteen_bits_keep_their_greys(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(ramp).save(file, "PNG")
+    pixels = _one(tmp_path, "grey16.png", file.getvalue())
+    assert torch.equal(pixels[0], pixels[1])
+    expected = torch.linspace(16, 239, 16)  # the central 7/8
+    assert (pixels.mean(dim=(0, 2)) - expected).abs().max() < 10
+
+
+@pytest.mark.parametrize(
+    ("orientation", "red"),
+    list(enumerate(["left", "right", "right", "left", "top", "top", "bottom", "bottom"], 1)),
+)
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, red: str) -> None:
+    reds = _one(tmp_path, "turned.jpg", _oriented(orientation))[0]
+    ends = {"left": reds[:, :6], "right": reds[:, 10:], "top": reds[:6], "bottom": reds[10:]}
+    assert ends[red].min() > 200
+
+
+def test_an_empty_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^cannot decode the image .*empty\.jpg: .*\S$"):
+        _one(tmp_path, "empty.jpg", b"")
 
 
 def test_normalise() -> None:

@@ -5,6 +5,8 @@ import itertools
 import torch
 from torch import nn
 
+from trainer.models.recompute import recomputed
+
 __all__ = ["SmallCNN"]
 
 
@@ -21,10 +23,17 @@ class SmallCNN(nn.Module):
             *(_stage(before, after) for before, after in itertools.pairwise(channels))
         )
         self.head = nn.Linear(channels[-1], classes)
+        self._checkpointing = False
+
+    def enable_checkpointing(self) -> None:
+        """Keep only each stage's input from now on, and compute the stage again in the backward."""
+        self._checkpointing = True
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits; the mean over the positions makes the head independent of the image size."""
-        features: torch.Tensor = self.stages(images)
+        features = images
+        for stage in self.stages:
+            features = recomputed(stage, features) if self._checkpointing else stage(features)
         logits: torch.Tensor = self.head(features.mean(dim=(2, 3)))
         return logits
 
