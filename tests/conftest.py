@@ -1,7 +1,10 @@
 """Fixtures for every test."""
 
 import faulthandler
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,13 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Manifests of the trainings that tests start are nobody's.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="gpuwatch-state-")
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing behind."""
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture

@@ -314,6 +314,7 @@ def annotate(
     epoch: float | None = None,
     total_steps: int | None = None,
     dataset_path: str | None = None,
+    notice: str | None = None,
 ) -> None:
     """Tell the monitor what it cannot see by itself.
 
@@ -326,12 +327,16 @@ def annotate(
         epoch: the present epoch, fractions allowed.
         total_steps: optimizer steps that the run means to take.
         dataset_path: where the data lies, so that its disk can be named.
+        notice: a sentence for whoever looks at this rank, such as a leak that the training has
+            found. The last 16 are kept; the same one counts once.
     """
     probe = _probe
     if probe is None:
         return
     try:
         _annotate(probe, samples, tokens, loss, epoch, total_steps, dataset_path)
+        if notice is not None:
+            probe.telemetry.tell(str(notice))
     except Exception as exc:
         _warn(f"annotate() is ignored: {type(exc).__name__}: {exc}")
 

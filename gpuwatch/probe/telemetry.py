@@ -121,6 +121,13 @@ class Telemetry:
         self.total_steps: int | None = None
         self.dataset_path = ""
 
+    def tell(self, notice: str) -> None:
+        """Show a sentence of the training's own beside the rank; the last 16 are kept."""
+        notice = wire_text(notice, 500)
+        if notice not in self._notices[-16:]:
+            self._notices.append(notice)
+            del self._notices[:-16]
+
     def start(self) -> None:
         """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="gpuwatch-telemetry", daemon=True)

@@ -951,3 +951,14 @@ def test_the_loop_belongs_to_whoever_is_on_the_stack(
         call = names["calls"]
     call()
     assert watched.hello.frameworks == expected
+
+
+def test_what_the_training_tells_is_kept_once_and_the_last_sixteen(watched: Watched) -> None:
+    for number in range(20):
+        watched._telemetry.tell(f"sentence {number}")
+        watched._telemetry.tell(f"sentence {number}")
+    watched._telemetry.tell("x" * 10_000)
+    notices = watched.state.notices
+    assert notices[:-1] == tuple(f"sentence {number}" for number in range(5, 20))
+    assert set(notices[-1]) == {"x"}
+    assert len(notices[-1]) == 500
