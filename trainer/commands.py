@@ -1,11 +1,12 @@
 """The command line. torch and pydantic are imported by the commands that need them."""
 
+import importlib
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -49,7 +50,40 @@ _key_arguments = click.argument(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Lazy(click.Group):
+    """A group some of whose commands are imported when they are named."""
+
+    ELSEWHERE: ClassVar[dict[str, tuple[str, str]]] = {
+        "bench": ("trainer.bench.commands:bench", "Measure what the articles claim, here."),
+        "find-batch-size": (
+            "trainer.memory.command:find_batch_size",
+            "Find the largest batch that fits into memory.",
+        ),
+        "tune": ("trainer.tune.commands:tune", "Find the settings that are fast enough here."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = self.ELSEWHERE[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in self.ELSEWHERE:
+                rows.append((name, self.ELSEWHERE[name][1]))
+            elif (command := super().get_command(ctx, name)) is not None:
+                rows.append((name, command.get_short_help_str(60)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trainer")
 def _cli() -> None:
     """Train a model, instrumented for gpuwatch.
@@ -95,7 +129,7 @@ def train(file: Path | None, faults: tuple[str, ...], arguments: tuple[str, ...]
 
 @_cli.group()
 def config() -> None:
-    """Show the resolved configuration or its JSON schema."""
+    """Show or explain the resolved configuration, or print its JSON schema."""
 
 
 @config.command(cls=_KeyHelp, context_settings=_PASS_ON)
@@ -123,6 +157,19 @@ def schema() -> None:
     from trainer.config import Config
 
     click.echo(json.dumps(Config.model_json_schema(), indent=2))
+
+
+@config.command("explain", context_settings=_PASS_ON)
+@click.argument("key")
+@_config_option
+@_key_arguments
+def explain_key(key: str, file: Path | None, arguments: tuple[str, ...]) -> None:
+    """Say what KEY means, its value here and where that comes from."""
+    from trainer.sources import explain, resolve
+
+    resolved, origin = resolve(arguments, file=file)
+    for line in explain(key.removeprefix("--"), resolved, origin):
+        click.echo(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,76 +9,134 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.accumulate import MicroBatch
-from trainer.config import TrainConfig
-from trainer.data.images import normalise
-from trainer.data.loader import Loaders
+from trainer.accumulate import Accumulation, MicroBatch
+from trainer.config import Config
+from trainer.data.augment import strength_at
+from trainer.data.loader import Feed
 from trainer.distributed import Placement, sync_buffers
 from trainer.errors import TrainingError
 from trainer.faults import LoopFaults
+from trainer.memory.leaks import LeakChecks
+from trainer.precision import Precision
 from trainer.report import Reporter
 from trainer.signals import Stop
+from trainer.tasks import Task, to_device
 from trainer.telemetry import Telemetry
 
-__all__ = ["Evaluation", "Trainer"]
+__all__ = ["Evaluation", "Parts", "Trainer", "train_step"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the held-out images of all ranks."""
+    """Means over what is held out on all ranks."""
 
     loss: float
     accuracy: float
 
 
-class Trainer:
-    """One rank's side of a run. `fit` trains to the end; the parts can be used alone in tests.
-
-    `model` is what is trained and `replica` what is called: the same, or the model in DDP.
+@dataclass(frozen=True)
+class Parts:
+    """What a step is made of. `model` is what is trained and `replica` what is called: the same,
+    or the model in DDP.
     """
+
+    placement: Placement
+    model: nn.Module
+    replica: nn.Module
+    optimizer: Optimizer
+    precision: Precision
+    task: Task
+    clip_norm: float | None = None
+
+
+def train_step(parts: Parts, batches: list[Any]) -> torch.Tensor:
+    """One whole optimizer step on batches from the CPU, its gradients added up; the mean loss."""
+    window = Accumulation(len(batches), 1, len(batches))
+    total = torch.zeros((), device=parts.placement.device)
+    for index, batch in enumerate(batches):
+        part = window.micro_batch(index)
+        total += _micro_batch(parts, to_device(batch, parts.placement.device), part)
+    parts.precision.step(parts.optimizer, parts.clip_norm)
+    return total
+
+
+def _micro_batch(
+    parts: Parts,
+    batch: Any,
+    part: MicroBatch,
+    *,
+    draw: int = 0,
+    strength: float = 1.0,
+    faults: LoopFaults | None = None,
+) -> torch.Tensor:
+    """Forward and backward of a batch on the device."""
+    with contextlib.nullcontext() if part.last else _no_sync(parts.replica):
+        # `no_sync` has to hold in the forward as well: there DDP decides.
+        with parts.precision.autocast():
+            loss = parts.task.loss(parts.replica, batch, part, draw=draw, strength=strength)
+        scaled = parts.precision.scaled(loss)
+        if faults is None:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        else:
+            faults.backward(scaled)
+    return loss.detach()
+
+
+def _no_sync(replica: nn.Module) -> AbstractContextManager[None]:
+    if isinstance(replica, DistributedDataParallel):
+        return replica.no_sync()
+    return contextlib.nullcontext()
+
+
+class Trainer:
+    """One rank's side of a run. `fit` trains to the end; the parts can be used alone in tests."""
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: Config,
+        parts: Parts,
         *,
-        placement: Placement,
-        model: nn.Module,
-        replica: nn.Module,
-        optimizer: Optimizer,
         schedule: LRScheduler,
-        loaders: Loaders,
+        loaders: Feed,
         telemetry: Telemetry,
         reporter: Reporter,
         stop: Stop,
         faults: LoopFaults | None = None,
+        leaks: LeakChecks | None = None,
     ) -> None:
-        self.config = config
-        self.placement = placement
-        self.model = model
-        self.replica = replica
-        self.optimizer = optimizer
+        self.config = config.train
+        self.parts = parts
+        self.placement = parts.placement
+        self.model = parts.model
+        self.replica = parts.replica
+        self.optimizer = parts.optimizer
+        self.precision = parts.precision
+        self.task = parts.task
         self.schedule = schedule
         self.loaders = loaders
         self.telemetry = telemetry
         self.reporter = reporter
         self.stop = stop
         self.step = 0
-        """Optimizer steps done."""
+        """Optimizer steps done, those that were skipped included."""
         self.loss: float | None = None
         """Mean training loss of the last log interval, of this rank's samples; None before."""
         self.faults = faults
-        self._interval = _Interval(placement.device)
+        self.leaks = leaks
+        self._data = config.data
+        self._strength = 1.0
+        self._micro_batches = 0
+        self._interval = _Interval(parts.placement.device)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.config.steps or self.config.epochs * self.loaders.accumulation.steps
+        return self.config.steps or self.loaders.steps(self.config.epochs)
 
     def fit(self) -> None:
         """Train to the last step. Raises `TrainingError` if the loss stops being a number."""
@@ -94,30 +152,33 @@ class Trainer:
                 self.evaluate(epoch)
         sync_buffers(self.model)
 
-    def train_epoch(self, epoch: int) -> None:
-        """Train over one epoch, or up to the last step of the run."""
+    def train_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Train over one epoch, from a micro-batch on, or up to the last step of the run."""
         self.replica.train()
-        self.loaders.set_epoch(epoch)
+        self.loaders.set_epoch(epoch, first_batch)
+        self._set_strength()
         self._interval.start()
         accumulation = self.loaders.accumulation
         loss = torch.zeros((), device=self.placement.device)
         with self.stop.defer():
             batches = iter(self.loaders.train)
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(batches, first_batch):
             self.stop.check()
             part = accumulation.micro_batch(index)
             loss += self.micro_batch(batch, part)
             if not part.last:
                 continue
+            loss /= part.window_share
             self.update()
             self.telemetry.annotate(
                 samples=part.window_samples,
                 loss=loss,
                 epoch=epoch + (index + 1) / accumulation.batches,
             )
-            self._interval.add(loss, part.window_samples)
+            self._interval.add(loss, part)
             if self.faults is not None:
                 self.faults.after_step(self.step, self.model, loss)
+            self._look_for_leaks(loss)
             loss = torch.zeros_like(loss)
             if self.step % self.config.log_interval_steps == 0 or self.step == self.total_steps:
                 self._log(epoch)
@@ -129,27 +190,43 @@ class Trainer:
         """Forward and backward; gradients add up, and are reduced over the ranks in the window's
         last one only. Returns its share of the window's mean loss, on the device.
         """
-        images, labels = self._to_device(batch)
-        with contextlib.nullcontext() if part.last else self._no_sync():
-            # `no_sync` has to hold in the forward as well: there DDP decides.
-            logits = self.replica(normalise(images))
-            loss = F.cross_entropy(logits, labels) * part.share
-            if self.faults is None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                self.faults.backward(loss)
-        return loss.detach()
+        self._micro_batches += 1
+        return _micro_batch(
+            self.parts,
+            self._to_device(batch),
+            part,
+            draw=self._micro_batches - 1,
+            strength=self._strength,
+            faults=self.faults,
+        )
 
     def update(self) -> None:
-        """One optimizer step with the gradients that have added up."""
-        self.optimizer.step()
-        self.schedule.step()
-        # Freed, not filled with zeros: less memory traffic, and the next backward writes anew.
-        self.optimizer.zero_grad(set_to_none=True)
+        """One optimizer step attempt with the gradients that have added up."""
+        result = self.precision.step(self.optimizer, self.parts.clip_norm)
+        if result.stepped:
+            # The schedule counts what was learned: it waits for a step that was skipped.
+            self.schedule.step()
         self.step += 1
+        self._set_strength()
+
+    def _set_strength(self) -> None:
+        data = self._data
+        strength = strength_at(
+            self.step / max(1, self.total_steps), data.strength_schedule, data.strength_late_share
+        )
+        if strength != self._strength:
+            self._strength = strength
+            self.loaders.set_strength(strength)
+
+    def _look_for_leaks(self, loss: torch.Tensor) -> None:
+        if self.leaks is None:
+            return
+        for leak in self.leaks.after_step(self.step, loss):
+            self.reporter.note(f"{leak.sentence} (seen at step {self.step})")
+            self.telemetry.annotate(notice=leak.sentence)
 
     def evaluate(self, epoch: int) -> Evaluation | None:
-        """Loss and accuracy on the held-out images, printed; None if there are none."""
+        """Loss and accuracy on what is held out, printed; None if there is nothing."""
         loader = self.loaders.held_out
         if loader is None:
             return None
@@ -161,12 +238,9 @@ class Trainer:
                 batches = iter(loader)
             for batch in batches:
                 self.stop.check()
-                images, labels = self._to_device(batch)
                 # Not through DDP: the ranks may have different numbers of batches.
-                logits = self.model(normalise(images))
-                totals[0] += F.cross_entropy(logits, labels, reduction="sum")
-                totals[1] += (logits.argmax(dim=1) == labels).sum()
-                totals[2] += len(labels)
+                with self.precision.autocast():
+                    totals += self.task.judge(self.model, self._to_device(batch))
             if dist.is_initialized():
                 dist.all_reduce(totals)
             self.model.train()
@@ -187,43 +261,37 @@ class Trainer:
             while count > 0:
                 for batch in loader:
                     self.stop.check()
-                    images, _labels = self._to_device(batch)
-                    self.model(normalise(images))
+                    with self.precision.autocast():
+                        self.task.judge(self.model, self._to_device(batch))
                     count -= 1
                     if count == 0:
                         break
             self.model.train()
 
-    def _no_sync(self) -> AbstractContextManager[None]:
-        if isinstance(self.replica, DistributedDataParallel):
-            return self.replica.no_sync()
-        return contextlib.nullcontext()
-
-    def _to_device(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = batch
+    def _to_device(self, batch: Any) -> Any:
         if self.placement.device.type == "cpu":
-            return images, labels
+            return batch
         with self.telemetry.phase("h2d"):
-            return (
-                images.to(self.placement.device, non_blocking=True),
-                labels.to(self.placement.device, non_blocking=True),
-            )
+            return to_device(batch, self.placement.device)
 
     def _log(self, epoch: int) -> None:
         # Reading the loss waits for the device, so only the rank that prints does it.
         if self.placement.rank != 0:
             self._interval.clear()
             return
-        loss, samples_per_s = self._interval.read()
+        loss, units_per_s = self._interval.read()
         self.loss = loss
         if math.isnan(loss):
-            raise TrainingError(f"the loss is not a number at step {self.step}: lower optim.lr")
-        self.reporter.row(
-            epoch=epoch + 1,
-            step=self.step,
-            loss=loss,
-            **{"img/s": samples_per_s * self.placement.world_size},
-        )
+            raise TrainingError(
+                f"the loss is not a number at step {self.step}: lower optim.lr, or set "
+                "optim.clip_norm"
+            )
+        row: dict[str, int | float] = {"epoch": epoch + 1, "step": self.step, "loss": loss}
+        row[self.task.rate_unit] = units_per_s * self.placement.world_size
+        if self.precision.loss_scale is not None:
+            row["scale"] = self.precision.loss_scale
+            row["skipped"] = self.precision.skipped
+        self.reporter.row(**row)
 
 
 class _Interval:
@@ -232,7 +300,7 @@ class _Interval:
     def __init__(self, device: torch.device) -> None:
         self._loss = torch.zeros((), device=device)
         self._steps = 0
-        self._samples = 0
+        self._units = 0
         self._seconds = 0.0
         self._since = 0.0
 
@@ -242,22 +310,23 @@ class _Interval:
     def pause(self) -> None:
         self._seconds += time.perf_counter() - self._since
 
-    def add(self, loss: torch.Tensor, samples: int) -> None:
+    def add(self, loss: torch.Tensor, window: MicroBatch) -> None:
         self._loss += loss
         self._steps += 1
-        self._samples += samples
+        tokens = window.window_tokens
+        self._units += window.window_samples if tokens is None else tokens
 
     def read(self) -> tuple[float, float]:
-        """(mean loss, samples of this rank per second), and begin anew."""
+        """(mean loss, samples or tokens of this rank per second), and begin anew."""
         loss = float(self._loss) / self._steps
         self.pause()
-        rate = self._samples / self._seconds if self._seconds > 0 else 0.0
+        rate = self._units / self._seconds if self._seconds > 0 else 0.0
         self.clear()
         return loss, rate
 
     def clear(self) -> None:
         self._loss.zero_()
         self._steps = 0
-        self._samples = 0
+        self._units = 0
         self._seconds = 0.0
         self.start()

@@ -25,7 +25,7 @@ from pydantic_settings import (
 from trainer.config import PRESETS, Config, Section
 from trainer.errors import ConfigError
 
-__all__ = ["keys", "load", "read_arguments", "to_toml"]
+__all__ = ["explain", "keys", "load", "read_arguments", "resolve", "to_toml"]
 
 _ENV_PREFIX = "TRAINER_"
 # A Kubernetes service called "trainer" puts these into every container of its namespace.
@@ -59,6 +59,19 @@ def load(
 
     `arguments` are the command line's ``--section.key value`` pairs as they came. Raises
     `ConfigError`, one sentence, for an unknown key, a bad value or a combination that cannot be.
+    """
+    return resolve(arguments, file=file, environ=environ)[0]
+
+
+def resolve(
+    arguments: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Config, dict[str, str]]:
+    """The configuration, and for each key that is not at its default where its value comes from.
+
+    Raises as `load`.
     """
     variables = os.environ if environ is None else environ
     command_line = read_arguments(arguments)
@@ -106,7 +119,73 @@ def load(
         settings = Settings(**command_line)
     except ValidationError as error:
         raise ConfigError(_sentence(error, origin)) from None
-    return Config.model_validate({name: getattr(settings, name) for name in Config.model_fields})
+    found = Config.model_validate({name: getattr(settings, name) for name in Config.model_fields})
+    from_preset = dict.fromkeys(_flat(preset_values), f"in the preset {found.preset}")
+    return found, from_preset | origin
+
+
+def explain(key: str, config: Config, origin: Mapping[str, str]) -> list[str]:
+    """What a key means, its value and where that comes from, what it may be, how to set it.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    known = keys()
+    if key not in known:
+        raise ConfigError(f"there is no key {key}{_suggest(key, known)}")
+    section, dot, leaf = key.rpartition(".")
+    owner: type[Section] = Config
+    value: Any = config
+    if dot:
+        kind = Config.model_fields[section].annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, Section)
+        owner, value = kind, getattr(config, section)
+    field = owner.model_fields[leaf]
+    default = field.get_default(call_default_factory=True)
+    return [
+        f"{key} = {_word(getattr(value, leaf))}  ({origin.get(key, 'the default')})",
+        f"  {known[key]}",
+        f"  may be    {_kinds(owner.model_json_schema()['properties'][leaf])}",
+        f"  default   {_word(default)}",
+        f"  set it    --{key} VALUE, {_ENV_PREFIX}{key.replace('.', '__').upper()}=VALUE, or "
+        + (f"{leaf} = VALUE under [{section}] in a TOML file" if dot else f"{leaf} in a TOML file"),
+    ]
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _kinds(schema: Mapping[str, Any]) -> str:
+    """A JSON schema of a value in words: `auto or a whole number, at least 0`."""
+    if "anyOf" in schema:
+        return " or ".join(_kinds(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    names = {
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "true or false",
+        "string": "text",
+        "null": "none",
+        "array": "numbers between commas",
+    }
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    words = ["a path" if schema.get("format") == "path" else names.get(schema.get("type", ""), "?")]
+    words += [f"{said} {schema[name]:g}" for name, said in bounds.items() if name in schema]
+    return ", ".join(words)
 
 
 def read_arguments(arguments: Sequence[str]) -> Tree:

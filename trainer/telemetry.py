@@ -20,8 +20,9 @@ class Telemetry(Protocol):
         epoch: float | None = None,
         total_steps: int | None = None,
         dataset_path: str | None = None,
+        notice: str | None = None,
     ) -> None:
-        """Facts of the current step (samples, loss, epoch) or of the run."""
+        """Facts of the current step (samples, loss, epoch) or of the run; a sentence to show."""
         ...
 
     def span(self, name: str) -> AbstractContextManager[object]:
@@ -74,6 +75,7 @@ class Watched:
         epoch: float | None = None,
         total_steps: int | None = None,
         dataset_path: str | None = None,
+        notice: str | None = None,
     ) -> None:
         """Hand the facts on; a loss on the device is handed on as it is."""
         self._gpuwatch.annotate(
@@ -82,6 +84,7 @@ class Watched:
             epoch=epoch,
             total_steps=total_steps,
             dataset_path=dataset_path,
+            notice=notice,
         )
 
     def span(self, name: str) -> AbstractContextManager[object]:

@@ -3,10 +3,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from trainer.accumulate import Accumulation
+from trainer.accumulate import Accumulation, PlannedAccumulation
+from trainer.config import PrecisionConfig
 from trainer.models import SmallCNN
+from trainer.precision import Precision
 from trainer.report import Reporter
 from trainer.run import open_trainer
 from trainer.sources import load
@@ -60,3 +64,84 @@ def test_equals_one_big_batch(jpegs: Path) -> None:
         assert trainer.step == 1
         assert all(p.grad is None for p in trainer.model.parameters())
     assert isinstance(big, SmallCNN)
+
+
+@given(
+    units=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12),
+    every=st.integers(1, 5),
+)
+def test_uneven_ranks_weigh_by_what_they_hold(units: list[tuple[int, int]], every: int) -> None:
+    """Of every window the mean over ranks of the weighted sums is the mean over all units."""
+    ranks = [
+        PlannedAccumulation(
+            units=[a + b for a, b in units],
+            own_units=[pair[rank] for pair in units],
+            own_samples=[1] * len(units),
+            own_tokens=[pair[rank] for pair in units],
+            ranks=2,
+            every=every,
+        )
+        for rank in range(2)
+    ]
+    assert ranks[0].steps == -(-len(units) // every)
+    weighed = [0.0, 0.0]
+    for index in range(len(units)):
+        parts = [epoch.micro_batch(index) for epoch in ranks]
+        for rank, part in enumerate(parts):
+            # Every unit's loss is 1: so is the mean over all.
+            weighed[rank] += units[index][rank] * part.per_unit
+            assert part.share == pytest.approx(units[index][rank] * part.per_unit)
+        if parts[0].last:
+            assert sum(weighed) / 2 == pytest.approx(1.0)
+            assert [part.window_share for part in parts] == pytest.approx(weighed)
+            weighed = [0.0, 0.0]
+
+
+def test_the_articles_loop_steps_five_times_as_often() -> None:
+    """Eight micro-batches, four to a step: two optimizer steps here, ten in article B's loop.
+
+    That loop calls zero_grad and scaler.step for each micro-batch, divides nothing, and steps once
+    more where step % 4 is 0. Ours is one large batch; theirs is neither.
+    """
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(8, 4, 6), torch.randint(0, 3, (8, 4))
+    start = torch.nn.Linear(6, 3)
+
+    def counted(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, list[int]]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps: list[int] = []
+        optimizer.register_step_post_hook(lambda *_: steps.append(1))
+        return optimizer, steps
+
+    article = copy.deepcopy(start)
+    optimizer, article_steps = counted(article)
+    for step in range(8):
+        optimizer.zero_grad()
+        cross_entropy(article(inputs[step]), targets[step]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % 4 == 0:
+            optimizer.step()
+
+    ours = copy.deepcopy(start)
+    optimizer, our_steps = counted(ours)
+    precision = Precision(PrecisionConfig(), torch.device("cpu"), ours)
+    epoch = Accumulation(samples=32, batch_size=4, every=4)
+    for index in range(8):
+        part = epoch.micro_batch(index)
+        (cross_entropy(ours(inputs[index]), targets[index]) * part.share).backward()  # type: ignore[no-untyped-call]
+        if part.last:
+            precision.step(optimizer, None)
+
+    large = copy.deepcopy(start)
+    optimizer, _ = counted(large)
+    for half in (slice(0, 4), slice(4, 8)):
+        optimizer.zero_grad()
+        cross_entropy(large(inputs[half].flatten(0, 1)), targets[half].flatten()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    assert (len(article_steps), len(our_steps)) == (10, 2)
+    for mine, theirs, right in zip(
+        ours.parameters(), article.parameters(), large.parameters(), strict=True
+    ):
+        torch.testing.assert_close(mine, right)
+        assert not torch.allclose(theirs, right, rtol=1e-2)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from trainer.config import DistConfig
+from trainer.distributed import process_group
+from trainer.errors import TrainingError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SMALL = ["--data.image_px", "16", "--model.width", "8", "--train.watch", "false"]
@@ -133,3 +138,43 @@ def test_a_damaged_image_ends_the_command_with_one_sentence(
     assert process.returncode == 1
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith(f"trainer: cannot decode the image {bad}: ")
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A launcher's variables, for a place that the socket has taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in (
+            ("RANK", "0"),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", str(port)),
+        ):
+            monkeypatch.setenv(name, value)
+        yield taken
+
+
+def join(timeout_s: float) -> None:
+    with process_group(DistConfig(timeout_s=timeout_s), "cpu"):
+        raise AssertionError("nobody else was there")
+
+
+def test_a_port_in_use_is_one_sentence(meeting: socket.socket) -> None:
+    with pytest.raises(TrainingError, match=r"the port is in use; choose another with torchrun"):
+        join(5.0)
+
+
+def test_ranks_that_do_not_come_are_one_sentence(meeting: socket.socket) -> None:
+    meeting.close()
+    with pytest.raises(TrainingError, match=r"not every rank came to 127\.0\.0\.1:\d+ within 2 s"):
+        join(2.0)
+
+
+def test_a_variable_that_is_missing_is_one_sentence(
+    meeting: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(TrainingError, match=r"cannot join the other ranks: .*MASTER_PORT"):
+        join(2.0)

@@ -170,3 +170,156 @@ def test_faults_cost_what_they_say(jpegs: Path, fake: FakeGpuwatch, fault: str) 
     assert err.getvalue().count("SIMULATED on all ranks") == 1
     assert slow >= 5 * 0.030
     assert slow - other_rank > 0.5 * 5 * 0.030
+
+
+GPT = (
+    "--preset gpt-mini --model.width 32 --model.depth 1 --model.heads 2 --text.max_tokens 64 "
+    "--loader.num_workers 0 --train.threads 1 --train.log_interval_steps 1 "
+    "--train.eval_interval_epochs 0"
+)
+
+
+def gpt(*more: str) -> Config:
+    return load([*GPT.split(), *more], environ={})
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16", "fp16-manual"])
+def test_every_precision_learns(jpegs: Path, fake: FakeGpuwatch, mode: str) -> None:
+    out = io.StringIO()
+    with open_trainer(
+        config(jpegs, "--train.steps", "12", "--precision.mode", mode, "--optim.clip_norm", "5"),
+        reporter=Reporter(out=out, err=io.StringIO()),
+    ) as trainer:
+        trainer.fit()
+        assert trainer.precision.skipped < 6
+        lr = trainer.schedule.get_last_lr()[0]
+        done = trainer.step - trainer.precision.skipped
+        assert trainer.schedule.last_epoch == done
+        assert lr < 0.05
+    rows = [line.split() for line in out.getvalue().splitlines() if "loss" in line.split()]
+    assert float(rows[-1][rows[-1].index("loss") + 1]) < float(rows[0][rows[0].index("loss") + 1])
+    assert ("skipped" in rows[-1]) is (mode != "bf16")
+
+
+def test_a_skipped_step_counts_and_holds_the_schedule(jpegs: Path, fake: FakeGpuwatch) -> None:
+    with open_trainer(
+        config(jpegs, "--train.steps", "4", "--precision.mode", "fp16-manual"),
+        reporter=Reporter(enabled=False),
+    ) as trainer:
+        trainer.loaders.set_epoch(0)
+        batch = next(iter(trainer.loaders.train))
+        part = trainer.loaders.accumulation.micro_batch(0)
+        trainer.micro_batch(batch, part)
+        next(trainer.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        before = [p.clone() for p in trainer.model.parameters()]
+        trainer.update()
+        assert (trainer.step, trainer.precision.skipped, trainer.schedule.last_epoch) == (1, 1, 0)
+        for parameter, kept in zip(trainer.model.parameters(), before, strict=True):
+            assert torch.equal(parameter, kept)
+        trainer.micro_batch(batch, part)
+        trainer.update()
+        assert (trainer.step, trainer.precision.skipped, trainer.schedule.last_epoch) == (2, 1, 1)
+
+
+def test_augmentation_weakens_late(jpegs: Path, fake: FakeGpuwatch) -> None:
+    more = "--data.mixup_alpha 0.4 --data.cutmix_alpha 1 --data.colour_strength 0.5 "
+    more += "--data.strength_schedule late_off --data.strength_late_share 0.5 --train.steps 8"
+    strengths: list[float] = []
+    with open_trainer(config(jpegs, *more.split()), reporter=Reporter(enabled=False)) as trainer:
+        task = trainer.task
+        loss = task.loss
+
+        def recorded(*arguments: object, strength: float, **named: object) -> torch.Tensor:
+            strengths.append(strength)
+            return loss(*arguments, strength=strength, **named)  # type: ignore[arg-type]
+
+        task.loss = recorded  # type: ignore[method-assign, assignment]
+        told: list[float] = []
+        trainer.loaders.images.set_strength = told.append  # type: ignore[attr-defined]
+        trainer.fit()
+    assert strengths == [1.0] * 4 + [0.0] * 4
+    assert told == [0.0]
+
+
+def test_a_run_goes_on_inside_an_epoch(jpegs: Path, fake: FakeGpuwatch) -> None:
+    """The batches after a stop are those that the uninterrupted run would have had."""
+
+    def batches(options: Config, first: int) -> list[torch.Tensor]:
+        with open_trainer(options, reporter=Reporter(enabled=False)) as trainer:
+            trainer.loaders.set_epoch(3, first)
+            return [
+                batch["input_ids"] if isinstance(batch, dict) else batch[0]
+                for batch in trainer.loaders.train
+            ]
+
+    for options in (config(jpegs), gpt("--loader.batch_size", "64")):
+        whole = batches(options, 0)
+        rest = batches(options, 2)
+        assert len(rest) == len(whole) - 2 > 0
+        for mine, other in zip(rest, whole[2:], strict=True):
+            assert torch.equal(mine, other)
+
+
+def test_a_language_model_learns_bytes(fake: FakeGpuwatch) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with open_trainer(
+        gpt("--train.steps", "30", "--train.accumulate", "2", "--optim.lr", "0.01"),
+        reporter=Reporter(out=out, err=err),
+    ) as trainer:
+        trainer.fit()
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert all(row[0::2] == ["epoch", "step", "loss", "tok/s"] for row in rows)
+    losses = [float(row[5]) for row in rows]
+    # ln 256 = 5.5 at first; English letters alone bring it below 4.
+    assert losses[0] > 4.5
+    assert losses[-1] < losses[0] - 1.0
+    assert "of a batch is padding (pack)" in err.getvalue()
+    assert fake.facts[0]["dataset_path"] != ""
+
+
+def test_a_leak_is_said_and_told(jpegs: Path, fake: FakeGpuwatch) -> None:
+    err = io.StringIO()
+    kept = []
+    more = ["--train.steps", "120", "--memory.leak_interval_steps", "10"]
+    with open_trainer(
+        config(jpegs, *more, "--train.eval_interval_epochs", "0"),
+        reporter=Reporter(out=io.StringIO(), err=err),
+    ) as trainer:
+        loss = trainer.task.loss
+
+        def leaking(*arguments: object, **named: object) -> torch.Tensor:
+            value = loss(*arguments, **named)  # type: ignore[arg-type]
+            kept.append(value)
+            return value
+
+        trainer.task.loss = leaking  # type: ignore[method-assign]
+        trainer.fit()
+    notices = [fact["notice"] for fact in fake.facts if "notice" in fact]
+    assert notices
+    assert all(f"trainer: {notice}" in err.getvalue() for notice in notices)
+
+
+def test_running_out_of_memory_is_one_sentence(jpegs: Path, fake: FakeGpuwatch) -> None:
+    err = io.StringIO()
+
+    def run() -> None:
+        more = ["--train.steps", "2", "--memory.summary", "true"]
+        with open_trainer(config(jpegs, *more), reporter=Reporter(err=err)) as trainer:
+            trainer.model.register_forward_pre_hook(lambda *_: torch.empty(2**46))
+            trainer.fit()
+
+    with pytest.raises(TrainingError, match=r"ran out of memory with loader\.batch_size=8"):
+        run()
+    assert "resident" in err.getvalue()
+
+
+def test_recomputed_activations_change_no_step(jpegs: Path, fake: FakeGpuwatch) -> None:
+    losses = []
+    for recompute in ("false", "true"):
+        with open_trainer(
+            config(jpegs, "--train.steps", "6", "--memory.checkpoint_activations", recompute),
+            reporter=Reporter(out=io.StringIO(), err=io.StringIO()),
+        ) as trainer:
+            trainer.fit()
+            losses.append(trainer.loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -5,21 +5,23 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from trainer import faults
-from trainer.accumulate import Accumulation
+from trainer.accumulate import Accumulation, Windows
 from trainer.config import Config, DataConfig, LoaderConfig
 from trainer.cpus import usable_cpus
+from trainer.data.classes import balance_weights, class_counts, histogram_lines, sentence
 from trainer.data.images import ImageFiles, ImageSet, scan
+from trainer.data.sampler import ShardedSampler
 from trainer.data.synthetic import cache_folder, make_jpegs
 from trainer.distributed.group import Placement
 from trainer.errors import DataError
 
-__all__ = ["LoaderPlan", "Loaders", "build_loaders", "plan_loader"]
+__all__ = ["Feed", "ImageFeed", "LoaderPlan", "build_loaders", "plan_loader", "start_worker"]
 
 # More workers than that rarely help and cost memory; whoever has measured it can ask for more.
 _AUTO_WORKERS_MAX = 8
@@ -81,31 +83,108 @@ def plan_loader(config: LoaderConfig, *, cpus: int, ranks_here: int, cuda: bool)
     )
 
 
+class Feed(Protocol):
+    """The batches of one rank, and what the loop has to know of them."""
+
+    @property
+    def train(self) -> DataLoader[Any]:
+        """What is trained on."""
+        ...
+
+    @property
+    def held_out(self) -> DataLoader[Any] | None:
+        """This rank's share of what is held out, each sample exactly once over all ranks."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of what is told apart; empty where nothing is."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Where the data comes from."""
+        ...
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """The loaders' arguments."""
+        ...
+
+    @property
+    def accumulation(self) -> Windows:
+        """The windows of the epoch that was set last."""
+        ...
+
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Shuffle and augment anew; before each epoch's iterator.
+
+        `first_batch` leaves out micro-batches that a run has trained on before it ended.
+        """
+        ...
+
+    def steps(self, epochs: int) -> int:
+        """Optimizer steps in so many epochs."""
+        ...
+
+    def set_strength(self, strength: float) -> None:
+        """How strong the workers' augmentation is from now on, 0..1; reaches living workers."""
+        ...
+
+    def describe(self) -> list[str]:
+        """Sentences on what there is, for the person who starts the run."""
+        ...
+
+
 @dataclass(frozen=True)
-class Loaders:
-    """The batches of a rank: (uint8 images (N, 3, px, px), int64 labels (N,))."""
+class ImageFeed:
+    """Batches are (uint8 images (N, 3, px, px), int64 labels (N,))."""
 
     train: DataLoader[Any]
     held_out: DataLoader[Any] | None
-    """This rank's share of the held-out images, each exactly once over all ranks."""
     classes: tuple[str, ...]
     path: Path
     accumulation: Accumulation
     plan: LoaderPlan
     images: ImageSet
-    sampler: "DistributedSampler[Any]"
+    sampler: ShardedSampler
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Shuffle anew and augment anew; before each epoch's iterator."""
-        self.sampler.set_epoch(epoch)
+        self.sampler.set_epoch(epoch, first_batch * self.accumulation.batch_size)
         self.images.set_epoch(epoch)
 
+    def steps(self, epochs: int) -> int:
+        """Every epoch has as many."""
+        return epochs * self.accumulation.steps
 
-def build_loaders(config: Config, placement: Placement) -> Loaders:
-    """Scan (or make) the images and build the loaders of this rank.
+    def set_strength(self, strength: float) -> None:
+        """Of the colour changes."""
+        self.images.set_strength(strength)
+
+    def describe(self) -> list[str]:
+        """How many images, and how uneven the classes are where that matters."""
+        counts = class_counts(self.images.files.labels, len(self.classes))
+        lines = [f"{len(self.images)} images of {len(self.classes)} classes from {self.path}"]
+        uneven = sentence(counts)
+        if uneven:
+            lines += [uneven, *histogram_lines(self.classes, counts, 40)]
+        return lines
+
+
+def build_loaders(config: Config, placement: Placement) -> Feed:
+    """Read (or make) the data and build the loaders of this rank.
 
     Raises `DataError` where there is no data, or not enough for one batch.
     """
+    if config.model.reads == "text":
+        from trainer.data.text.feed import build_text
+
+        return build_text(config, placement)
+    return _build_images(config, placement)
+
+
+def _build_images(config: Config, placement: Placement) -> ImageFeed:
     train_files, held_out_files, path = _files(config.data)
     images = ImageSet(
         train_files,
@@ -113,19 +192,25 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         augment=True,
         crop_scale_min=config.data.crop_scale_min,
         flip_probability=config.data.flip_probability,
+        colour_strength=config.data.colour_strength,
         seed=config.train.seed,
     )
+    weights = None
+    if config.data.balance > 0:
+        labels = train_files.labels
+        counts = class_counts(labels, len(train_files.classes))
+        weights = balance_weights(labels, counts, config.data.balance)
     # Also for one process: the same order rules everywhere. It pads, so that every rank has the
     # same number of batches; a rank with fewer would leave the others waiting in a collective.
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        images,
-        num_replicas=placement.world_size,
+    sampler = ShardedSampler(
+        len(images),
+        world_size=placement.world_size,
         rank=placement.rank,
-        shuffle=True,
         seed=config.train.seed,
+        weights=weights,
     )
     batch_size = config.loader.batch_size
-    samples = len(sampler)
+    samples = sampler.samples
     if config.loader.drop_last:
         samples -= samples % batch_size
     if samples == 0:
@@ -145,13 +230,13 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         # An epoch of so few steps, and workers that end with it.
         batches = max(1, int(respawn.strength)) * config.train.accumulate
         sampler = _Short(sampler, batches * batch_size)
-        samples = len(sampler)
+        samples = sampler.samples
         plan = replace(plan, persistent_workers=False)
     common: dict[str, Any] = {
         **plan.arguments(),
         "batch_size": batch_size,
         "in_order": config.loader.in_order,
-        "worker_init_fn": _start_worker if plan.num_workers else None,
+        "worker_init_fn": start_worker if plan.num_workers else None,
     }
     train: DataLoader[Any] = DataLoader(
         faults.dataset_with(images, injected, placement.rank, cache_folder()),
@@ -161,7 +246,7 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
         **common,
     )
     faults.loader_with(train, injected, placement.rank)
-    return Loaders(
+    return ImageFeed(
         train=train,
         held_out=_held_out(held_out_files, config, placement, common),
         classes=train_files.classes,
@@ -173,21 +258,21 @@ def build_loaders(config: Config, placement: Placement) -> Loaders:
     )
 
 
-class _Short(DistributedSampler[Any]):
+class _Short(ShardedSampler):
     """The first so many indices of another sampler."""
 
-    def __init__(self, sampler: DistributedSampler[Any], samples: int) -> None:
+    def __init__(self, sampler: ShardedSampler, samples: int) -> None:
         self._sampler = sampler
-        self._samples = min(samples, len(sampler))
+        self.samples = min(samples, sampler.samples)
 
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._sampler), self._samples)
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(iter(self._sampler), len(self))
 
     def __len__(self) -> int:
-        return self._samples
+        return max(0, self.samples - self._sampler.position)
 
-    def set_epoch(self, epoch: int) -> None:
-        self._sampler.set_epoch(epoch)
+    def set_epoch(self, epoch: int, position: int = 0) -> None:
+        self._sampler.set_epoch(epoch, position)
 
 
 def _held_out(
@@ -221,7 +306,8 @@ def _files(config: DataConfig) -> tuple[ImageFiles, ImageFiles, Path]:
     return *scan(path).split(config.eval_fraction), path
 
 
-def _start_worker(_worker: int) -> None:
+def start_worker(_worker: int) -> None:
+    """What every loader worker does first."""
     # Ctrl-C reaches the whole process group; the training process ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Held back while the workers were forked (`trainer.signals.Stop.defer`).

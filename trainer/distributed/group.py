@@ -78,14 +78,37 @@ def process_group(config: DistConfig, device: str) -> Iterator[Placement]:
     if not placement.launched:
         yield placement
         return
-    dist.init_process_group(
-        backend,
-        init_method="env://",
-        timeout=timedelta(seconds=config.timeout_s),
-        # Binding the device at once makes NCCL connect now, where a failure is easy to read.
-        device_id=placement.device if cuda else None,
-    )
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://",
+            timeout=timedelta(seconds=config.timeout_s),
+            # Binding the device at once makes NCCL connect now, where a failure is easy to read.
+            device_id=placement.device if cuda else None,
+        )
+    except ValueError as error:
+        # A variable is missing: torch names it.
+        raise TrainingError(f"cannot join the other ranks: {error}") from None
+    except RuntimeError as error:
+        raise TrainingError(_unreachable(str(error), address, config.timeout_s)) from None
     try:
         yield placement
     finally:
         dist.destroy_process_group()
+
+
+def _unreachable(error: str, address: str, timeout_s: float) -> str:
+    """Why the ranks did not meet, in one sentence."""
+    if "EADDRINUSE" in error or "already in use" in error:
+        return (
+            f"the ranks cannot meet at {address}: the port is in use; choose another with "
+            "torchrun --master-port, or let torchrun --standalone find one"
+        )
+    if "imeout" in error or "timed out" in error.lower():
+        return (
+            f"not every rank came to {address} within {timeout_s:g} s: see that all nodes were "
+            "started with the same address, port and number of ranks"
+        )
+    first = error.strip().splitlines()[0] if error.strip() else "no reason given"
+    return f"the ranks cannot meet at {address}: {first}"

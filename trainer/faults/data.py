@@ -90,8 +90,9 @@ class _FirstTime:
         self.seen = torch.zeros(items, dtype=torch.bool)
         self.seen.share_memory_()  # type: ignore[no-untyped-call]
 
-    def __call__(self, index: int) -> None:
-        if not self.seen[index]:
+    def __call__(self, index: int | list[int]) -> None:
+        # A row of packed texts is several items.
+        if not bool(self.seen[index].all()):
             self.seen[index] = True
             time.sleep(self.seconds)
 
