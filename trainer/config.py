@@ -218,8 +218,10 @@ class TextConfig(Section):
     bucket_batches: int = Field(
         default=50, ge=1, description="batches that are sorted by length together, for bucket"
     )
-    multiple: int = Field(
-        default=8, ge=1, le=1024, description="padded lengths are multiples of it"
+    multiple: int | Literal["auto"] = Field(
+        default="auto",
+        description="padded lengths are multiples of it; auto: 8 on CUDA, for its matrix units, "
+        "else 1",
     )
     clean: bool = Field(
         default=True,
@@ -232,6 +234,12 @@ class TextConfig(Section):
         description="processes that tokenize; one is faster for small sets",
     )
     eval_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of texts held out")
+
+    @model_validator(mode="after")
+    def _multiple_positive(self) -> "TextConfig":
+        if self.multiple != "auto" and not 1 <= self.multiple <= 1024:
+            raise ValueError("text.multiple must be auto or from 1 to 1024")
+        return self
 
 
 class LoaderConfig(Section):

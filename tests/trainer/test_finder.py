@@ -113,8 +113,9 @@ def test_the_line_saves_trials() -> None:
 
 
 def test_the_highest_allowed_is_tried_itself() -> None:
-    found = search(machine(10**9), start=8, limit=1000)
-    assert found.largest == 1000
+    found = search(machine(10**9), start=8, limit=530)
+    assert [trial.batch_size for trial in found.trials][-2:] == [512, 530]
+    assert found.largest == 530
     assert found.too_large is None
     assert search(machine(10**9), start=64, limit=10).largest == 10
 

@@ -141,14 +141,14 @@ def test_gradients_that_wait_for_another_optimizers_turn_are_no_alarm() -> None:
     loop = Loop(clear="never")
     turns = 0
 
-    def every_fourth() -> None:
+    def seldom() -> None:
         nonlocal turns
         turns += 1
-        if turns % 4 == 0:
+        if turns % 25 == 0:
             step()
             loop.optimizer.zero_grad()
 
-    step, loop.optimizer.step = loop.optimizer.step, every_fourth  # type: ignore[method-assign,assignment]
+    step, loop.optimizer.step = loop.optimizer.step, seldom  # type: ignore[method-assign,assignment]
     loop.run(300)
     assert loop.found == []
 
@@ -177,19 +177,22 @@ def test_cycles_that_await_collection_are_no_leak() -> None:
 
 
 def test_nothing_is_looked_at_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    young = leaks._young_tensors
+    loop = Loop(interval=50)
+    looked: list[int] = []
+    young, gradients = leaks._young_tensors, loop.checks._gradients.after_step
 
     def counted() -> list[torch.Tensor]:
-        nonlocal looks
-        looks += 1
+        looked.append(loop.step)
         return young()
 
+    def asked(*, due: bool) -> bool:
+        looked.append(-loop.step)
+        return gradients(due=due)
+
     monkeypatch.setattr(leaks, "_young_tensors", counted)
-    Loop(interval=50).run(10)
-    assert looks == 0
-    Loop(interval=50).run(200)
-    assert looks == 4
+    monkeypatch.setattr(loop.checks._gradients, "after_step", asked)
+    loop.run(160)
+    assert looked == [-50, 50, -100, 100, -150, 150]
 
 
 def test_no_tensor_is_kept_alive() -> None:
@@ -215,6 +218,8 @@ def test_cuda_memory_that_python_does_not_see(monkeypatch: pytest.MonkeyPatch) -
     assert found(lambda step: 2**30) == []
     assert found(lambda step: 2**30 + rng.randrange(2**28)) == []
     assert found(lambda step: 2**30 + 2**10 * step) == []  # below the floor
+    assert found(lambda step: 2**30 + 2 ** (20 + step // 10)) == []  # no straight line
+    assert found(lambda step: 2**30 + 2**20 * (step + step // 10 % 2 * 24)) == []  # with dips
 
 
 @settings(max_examples=15, deadline=None)

@@ -81,6 +81,8 @@ def test_the_snapshot_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     "error",
     [
         torch.OutOfMemoryError(CUDA_OOM),
+        torch.OutOfMemoryError("no words"),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError(CPU_OOM),
         MemoryError(),
         MemoryError("std::bad_alloc"),

@@ -196,13 +196,15 @@ def test_two_processes_at_once_train_one(tmp_path: Path) -> None:
     barrier = context.Barrier(2)
     files = (tmp_path / "cache", barrier, tmp_path / "made", tmp_path / "names")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    processes = [context.Process(target=_train_at_once, args=files) for _ in range(2)]
+    processes = [context.Process(target=_train_at_once, args=files, daemon=True) for _ in range(2)]
     try:
         for process in processes:
             process.start()
         for process in processes:
             process.join(30)
     finally:
+        for process in processes:
+            process.kill()
         del os.environ["TOKENIZERS_PARALLELISM"]
     assert [process.exitcode for process in processes] == [0, 0]
     assert (tmp_path / "made").read_text() == "x"

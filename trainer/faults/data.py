@@ -40,8 +40,10 @@ class _Items(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
 
-    def __getitem__(self, index: int) -> Any:
-        self.before(index)
+    def __getitem__(self, index: int | list[int]) -> Any:
+        # A row of packed texts is several items.
+        for one in index if isinstance(index, list) else [index]:
+            self.before(one)
         return self.dataset[index]
 
 
@@ -90,9 +92,8 @@ class _FirstTime:
         self.seen = torch.zeros(items, dtype=torch.bool)
         self.seen.share_memory_()  # type: ignore[no-untyped-call]
 
-    def __call__(self, index: int | list[int]) -> None:
-        # A row of packed texts is several items.
-        if not bool(self.seen[index].all()):
+    def __call__(self, index: int) -> None:
+        if not self.seen[index]:
             self.seen[index] = True
             time.sleep(self.seconds)
 

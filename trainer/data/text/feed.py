@@ -96,7 +96,7 @@ class TextFeed:
             epoch=epoch,
             padding=text.padding,
             max_tokens=text.max_tokens,
-            multiple=text.multiple,
+            multiple=multiple_of(self._config, self._placement),
             bucket_batches=text.bucket_batches,
             drop_last=self._config.loader.drop_last,
         )
@@ -118,6 +118,13 @@ class TextFeed:
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def multiple_of(config: Config, placement: Placement) -> int:
+    """`text.multiple` with ``auto`` settled."""
+    if config.text.multiple != "auto":
+        return config.text.multiple
+    return 8 if placement.device.type == "cuda" else 1
 
 
 def build_text(config: Config, placement: Placement) -> TextFeed:
@@ -153,7 +160,8 @@ def build_text(config: Config, placement: Placement) -> TextFeed:
         ranks_here=placement.ranks_here,
         cuda=placement.device.type == "cuda",
     )
-    collate = Collate(text.padding, text.max_tokens, tokenizer.pad_id, text.multiple, task)
+    multiple = multiple_of(config, placement)
+    collate = Collate(text.padding, text.max_tokens, tokenizer.pad_id, multiple, task)
     common: dict[str, Any] = {
         **plan.arguments(),
         "in_order": config.loader.in_order,
@@ -232,7 +240,7 @@ def _held_out(
         epoch=0,
         padding=text.padding,
         max_tokens=text.max_tokens,
-        multiple=text.multiple,
+        multiple=multiple_of(config, placement),
         bucket_batches=text.bucket_batches,
         shuffle=False,
     )

@@ -141,8 +141,8 @@ def plan_epoch(
         epoch: counted from 0.
         padding: ``fixed`` to `max_tokens`; ``dynamic`` to the longest row of the batch; ``bucket``
             the same, with batches of alike lengths: samples are sorted within random windows of
-            about `bucket_batches` batches, neighbours are dealt to the ranks, so that all have alike
-            work at the same time, and the batches are shuffled; ``pack`` puts several
+            about `bucket_batches` batches, neighbours are dealt to the ranks, so that all have
+            alike work at the same time, and the batches are shuffled; ``pack`` puts several
             samples in a row of `max_tokens`, longest first into the first row that has room,
             within windows of the same size.
         max_tokens: most tokens of a row.
