@@ -51,7 +51,7 @@ def open_trainer(
         if reporter is None:
             reporter = Reporter(enabled=placement.rank == 0)
         telemetry: Telemetry = Watched(config.preset) if config.train.watch else Silent()
-        if config.memory.snapshot is not None:
+        if config.memory.snapshot is not None and placement.rank == 0:
             record_snapshot()
         with _said_plainly(config, placement, reporter):
             loaders = build_loaders(config, placement)

@@ -18,7 +18,8 @@ pytestmark = [
 
 SMALL = (
     "--data.image_px 32 --model.width 16 --train.steps 20 --train.watch false "
-    "--train.eval_interval_epochs 0 --loader.num_workers 1 --loader.batch_size 8 --optim.clip_norm 5"
+    "--train.eval_interval_epochs 0 --loader.num_workers 1 --loader.batch_size 8 "
+    "--optim.clip_norm 5"
 )
 
 

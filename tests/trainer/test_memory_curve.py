@@ -87,6 +87,8 @@ def test_each_trial_is_where_the_axes_say() -> None:
         assert text.index("●") - text.index("│") - 1 == round(size / 100 * (109 - 6 - 2))
     assert rows[0].startswith("100.0 │")
     assert rows[5].startswith(" 50.0 │")
+    # Ticks are whole numbers, whatever the batch sizes.
+    assert draw(points(33), None, None)[-2].split() == ["batch", "9", "18", "27", "36"]
 
 
 @given(

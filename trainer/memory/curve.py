@@ -115,7 +115,7 @@ def draw(
     margin = max(map(len, ticks)) + 1
     columns = max(16, width - margin - 1)
     rows = max(5, height)
-    right = max(largest, edge or 0)
+    right = math.ceil(max(largest, edge or 0) / 4) * 4  # so that the ticks are whole numbers
     grid = [[" "] * columns for _ in range(rows)]
 
     def column(batch_size: float) -> int:
@@ -170,7 +170,7 @@ def _axis_labels(right: int, columns: int) -> str:
     cells = [" "] * columns
     free = 0
     for share in range(1, 5):
-        text = f"{right * share / 4:.0f}" if right >= 8 or share == 4 else f"{right * share / 4:g}"
+        text = str(right * share // 4)
         end = round(share / 4 * (columns - 1)) + 1
         if share == 4 or end - len(text) > free:
             begin = max(0, end - len(text))
