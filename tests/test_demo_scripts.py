@@ -48,8 +48,18 @@ def child(argv, out, err):
     return 0
 
 folder, commands = sys.argv[1], json.loads(sys.argv[2])
-found = []
+found, running = [None] * len(commands), {}
+
+def one_ends():
+    pid, status = os.wait()
+    number = running.pop(pid)
+    out, err = (open(f"{folder}/{number}.{name}").read() for name in ("out", "err"))
+    found[number] = [os.waitstatus_to_exitcode(status), out, err]
+
 for number, argv in enumerate(commands):
+    # Two at a time: most of them sleep.
+    if len(running) == 2:
+        one_ends()
     out, err = f"{folder}/{number}.out", f"{folder}/{number}.err"
     pid = os.fork()
     if not pid:
@@ -62,8 +72,9 @@ for number, argv in enumerate(commands):
         finally:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found.append([code, open(out).read(), open(err).read()])
+    running[pid] = number
+while running:
+    one_ends()
 print(json.dumps(found))
 """
 
