@@ -55,7 +55,11 @@ class Parts:
 
 
 def train_step(parts: Parts, batches: list[Any]) -> torch.Tensor:
-    """One whole optimizer step on batches from the CPU, its gradients added up; the mean loss."""
+    """One whole optimizer step on batches from the CPU, its gradients added up.
+
+    For what it takes, not for what it teaches: of texts, whose weights come from an epoch's plan,
+    the loss that is returned is a sum.
+    """
     window = Accumulation(len(batches), 1, len(batches))
     total = torch.zeros((), device=parts.placement.device)
     for index, batch in enumerate(batches):
