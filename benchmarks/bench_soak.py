@@ -18,17 +18,12 @@ core, the design's for drawing; here it pays for the keys too.
 """
 
 import argparse
-import fcntl
 import itertools
 import json
 import os
-import pty
 import statistics
-import struct
-import subprocess
 import sys
 import tempfile
-import termios
 import time
 from array import array
 from collections.abc import Sequence
@@ -37,13 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from bench_tui import COLUMNS, HZ, ROWS, Pty
+from bench_tui import COLUMNS, HZ, ROOT, ROWS, Pty
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import RunDiagnosis
     from gpuwatch.store import View
-
-ROOT = Path(__file__).resolve().parent.parent
 
 BUDGET_GROWTH_MB = 5.0
 BUDGET_MISSED_PERCENT = 1.0
@@ -113,22 +106,7 @@ class Soak(Pty):
     """A terminal with that process in it."""
 
     def __init__(self, ranks: int, out: Path) -> None:
-        self.main, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-        env.pop("NO_COLOR", None)
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--ranks", str(ranks), "--child", str(out)],
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=env,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        os.close(child)
-        self.arrived = []
-        self.tail = b""
+        super().__init__([sys.executable, __file__, "--ranks", str(ranks), "--child", str(out)])
 
     def drain(self, until_s: float) -> None:
         """Take in what comes until then (monotonic), and keep none of it."""
@@ -137,13 +115,9 @@ class Soak(Pty):
                 return
             self.arrived.clear()
 
-    def type(self, key: bytes) -> None:
-        """Type a key."""
-        os.write(self.main, key)
-
-    def close(self) -> None:
-        """Wait for the process to end, `_END_S` at most; it is killed if it does not."""
-        deadline_s = time.monotonic() + _END_S
+    def close(self, patience_s: float = _END_S) -> None:
+        """Wait for the process to end, `patience_s` at most; it is killed if it does not."""
+        deadline_s = time.monotonic() + patience_s
         while self.process.poll() is None and time.monotonic() < deadline_s:
             self.drain(time.monotonic() + 0.1)
         if self.process.poll() is None:

@@ -10,8 +10,9 @@ same recordings give the same bytes: clock, time zone, theme, terminal, settings
 fixed, and every diagnosis is waited for. A difference in git is a difference on the screen.
 
 `slow-loader` and `more-workers` are recordings of this repository's own demo, before and after the
-change that its finding names. `cluster` is no recording: 32 ranks with GPUs on four nodes, made
-from the numbers below, and marked SIMULATED in every picture.
+change that its finding names; `checked` is the one after the other, as a monitor sees them that
+stays open, with the keys pressed in between that freeze the finding. `cluster` is no recording: 32
+ranks with GPUs on four nodes, made from the numbers below, and marked SIMULATED in every picture.
 """
 
 import argparse
@@ -82,6 +83,7 @@ SHOTS: Mapping[str, Shot] = {
     "finding": Shot("slow-loader", "enter"),
     "rank": Shot("slow-loader", "2 enter"),
     "fixed": Shot("more-workers"),
+    "checked": Shot("checked", "5"),
     "cluster": Shot("cluster"),
     "ranks": Shot("cluster", "2"),
     "gpus": Shot("cluster", "3 G"),
@@ -90,8 +92,14 @@ SHOTS: Mapping[str, Shot] = {
 }
 """The pictures by the beginning of their files' names."""
 
-DRAWN_AT_S = {"slow-loader": 40.0, "more-workers": 15.0, "cluster": 75.0}
+DRAWN_AT_S = {"slow-loader": 40.0, "more-workers": 15.0, "checked": 65.0, "cluster": 75.0}
 """Where in its recording each source is drawn, in seconds."""
+
+PRESSED = {"checked": (40.0, "4 v 1")}
+"""Keys that are pressed on the way, at which second of the source."""
+
+_JOINED = {"checked": ("slow-loader", "more-workers")}
+"""Sources that are recordings one after the other."""
 
 SECONDS = {"slow-loader": 42.0, "more-workers": 16.0}
 """How long is recorded after the first step."""
@@ -131,6 +139,7 @@ class Film:
     duration_s: float
     pictures: "Sequence[tuple[float, View]]"
     found: "Mapping[float, Sequence[RunDiagnosis]]"
+    pressed: tuple[float, str] = (math.inf, "")
 
 
 def filmed(source: str) -> Film:
@@ -148,7 +157,7 @@ def filmed(source: str) -> Film:
         player = Player(recording)
         pictures = [(player.position_s, view) for view in player.ticks(1.0, DRAWN_AT_S[source])]
         found = {view.at_s: engine(view) for _, view in pictures}
-        return Film(recording.duration_s, pictures, found)
+        return Film(recording.duration_s, pictures, found, PRESSED.get(source, (math.inf, "")))
 
 
 class Still:
@@ -227,10 +236,17 @@ def watching(still: Still) -> "GpuwatchApp":
 async def watch(app: "GpuwatchApp", pilot: "Pilot[None]", still: Still) -> None:
     """Play to the end, a tick of the screen and a diagnosis a picture, each waited for.
 
+    The keys of the film are pressed at their time.
+
     Raises:
         SystemExit: a diagnosis did not come.
     """
+    pressed_s, keys = still.film.pressed
     for place in range(len(still.film.pictures)):
+        if still.position >= pressed_s:
+            pressed_s = math.inf
+            app.refresh_scene(force=True)
+            await pilot.press(*keys.split())
         diagnosed = app.watcher.diagnoses
         still.show(place)
         app.watcher._clock = partial(float, place + 1.0)
@@ -255,6 +271,8 @@ async def _draw(film: Film, shots: Mapping[str, Shot], size: tuple[int, int]) ->
             await pilot.press(*shot.keys.split())
             for _ in range(3):
                 await pilot.pause()
+            # What was told on the way stands for seconds of this machine's clock.
+            app._told = None
             app.refresh_scene(force=True)
             await pilot.pause()
             found[name] = _without_fonts(app.export_screenshot(title="gpuwatch"))
@@ -322,9 +340,6 @@ def opened(source: str) -> Iterator[Any]:
     """
     from gpuwatch.recording import open_recording
 
-    packed = FOLDER / f"{source}.gpuwatch.gz"
-    if source != "cluster" and not packed.exists():
-        raise SystemExit(f"no {packed.name}; python benchmarks/screenshots.py --record makes it")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / source
         if source == "cluster":
@@ -332,9 +347,24 @@ def opened(source: str) -> Iterator[Any]:
             path.write_text(cluster_text(), "utf-8")
         else:
             path = path.with_suffix(".gpuwatch")
-            path.write_bytes(gzip.decompress(packed.read_bytes()))
+            path.write_bytes(_unpacked(_JOINED.get(source, (source,))))
         with open_recording(path) as recording:
             yield recording
+
+
+def _unpacked(sources: Sequence[str]) -> bytes:
+    """Return recordings, one after the other, as one."""
+    from gpuwatch.recording.write import HEAD
+
+    out = [HEAD]
+    for source in sources:
+        packed = FOLDER / f"{source}.gpuwatch.gz"
+        if not packed.exists():
+            raise SystemExit(
+                f"no {packed.name}; python benchmarks/screenshots.py --record makes it"
+            )
+        out.append(gzip.decompress(packed.read_bytes())[len(HEAD) :])
+    return b"".join(out)
 
 
 def cluster() -> Iterator[dict[str, Any]]:

@@ -415,6 +415,7 @@ class GpuSample(_Wire, frozen=True):
     `reasons` are the active reasons for its clocks, `lost` why nothing can be read from it any
     more (its readings are then the last ones), `parent` the uuid of the device that this one is
     a slice of and `slice` which one; `processes_reason` says why there is no list of processes.
+    `driver` is the version of its driver, empty with why in `driver_reason`.
     """
 
     index: Annotated[int, Meta(ge=0, le=4096)]
@@ -428,6 +429,8 @@ class GpuSample(_Wire, frozen=True):
     lost: Text = ""
     parent: Name = ""
     slice: Name = ""
+    driver: Name = ""
+    driver_reason: Name = ""
 
 
 class IoSample(_Wire, frozen=True):

@@ -76,6 +76,10 @@ def test_on_the_screen_until_q(rundir: Path, tmux: support.Tmux) -> None:
     shown = tmux.wait_for("num_workers 1 ->", 90)
     assert "rank" in shown
     assert "starves" in shown
+    tmux.keys("2")
+    tmux.wait_for("slowest own time", 15)
+    tmux.keys("4")
+    tmux.wait_for("WHY", 15)
     pressed_s = time.monotonic()
     tmux.keys("q")
     tmux.wait_for("ended with 0", 15)

@@ -45,7 +45,7 @@ GOLDEN = {
     "GpuEvent": "code text time_s | hardware",
     "GpuProcess": "pid | memory_bytes kind name user visible",
     "GpuSample": "index uuid | name readings processes processes_reason reasons events lost "
-    "parent slice",
+    "parent slice driver driver_reason",
     "HostSample": "| cores readings core_percents io",
     "IoSample": "name kind | path filesystem readings",
     "ProcessSample": "pid rank_pid role | status readings",

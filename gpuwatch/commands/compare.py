@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,10 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuwatch.commands.recorded import Judged
-    from gpuwatch.diagnosis import Finding
-    from gpuwatch.store.compare import Aligned, Change, Comparison, Row, Setting
+    from gpuwatch.diagnosis import Finding, RunDiagnosis
+    from gpuwatch.store.compare import Aligned, Change, Comparison, Driver, Row, Setting
     from gpuwatch.store.track import Side
-    from gpuwatch.store.views import RunView
+    from gpuwatch.store.views import RunView, View
 
 __all__ = ["RecordingShelf", "compare"]
 
@@ -32,11 +32,11 @@ def compare(before: str, after: str, as_json: bool, show_all: bool) -> None:
     are compared, else the last steady ones of each; an interval (CI) is one of 95 % by blocks of
     steps, and a difference within it is called the same.
     """
-    from gpuwatch.commands.recorded import judged_target
-    from gpuwatch.store.compare import compare_sides
+    from gpuwatch.store.compare import compare_sides, driver_of
 
-    one, other = judged_target(before), judged_target(after)
-    comparison = compare_sides(_side_of(one), _side_of(other))
+    one, other = _target(before), _target(after)
+    drivers = driver_of(one.run, one.view.nodes), driver_of(other.run, other.view.nodes)
+    comparison = compare_sides(_side_of(one), _side_of(other), drivers)
     promises = _promises(one, other, comparison)
     if as_json:
         document = _document(one, other, comparison, promises)
@@ -48,14 +48,52 @@ def compare(before: str, after: str, as_json: bool, show_all: bool) -> None:
 # --- sides -------------------------------------------------------------------------------------
 
 
-def _side_of(judged: "Judged") -> "Side":
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a TARGET means: a run, what was found in it, and the picture that both are from."""
+
+    target: str
+    run: "RunView"
+    diagnosis: "RunDiagnosis"
+    view: "View"
+
+
+def _target(target: str) -> _Target:
+    """Return the run that a TARGET means, recorded or live, and what is found in it.
+
+    Raises:
+        TargetError: there is no such run, or the recording cannot be read or holds none.
+        AgentError: there is no contact with the node process.
+    """
+    from gpuwatch.commands.recorded import judged, narrate
+    from gpuwatch.commands.session import LiveSession, pick_run
+    from gpuwatch.diagnosis import Engine, RunDiagnosis
+    from gpuwatch.errors import TargetError
+    from gpuwatch.recording.read import is_recording
+
+    if is_recording(target):
+        view, found, recording = judged(target)
+        narrate(recording)
+        run, _ = pick_run(view, None)
+        if run is None:
+            raise TargetError(f"no run in {target}")
+        return _Target(target, run, found.get(run.run) or RunDiagnosis(run.run), view)
+    with contextlib.closing(LiveSession()) as session:
+        view = session.settled_view()
+    run, _ = pick_run(view, target)
+    if run is None:
+        raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
+    return _Target(target, run, Engine(open_after=1).evaluate(view, run), view)
+
+
+def _side_of(target: _Target) -> "Side":
     """Return all steps of a recording, or the window of a live run."""
     from gpuwatch.recording.read import is_recording
     from gpuwatch.store.track import side_of
 
-    if not is_recording(judged.target):
-        return side_of(judged.run, judged.target)
-    return _recorded(judged.target, judged.run)
+    if not is_recording(target.target):
+        return side_of(target.run, target.target)
+    return _recorded(target.target, target.run)
 
 
 def _recorded(path: str, run: "RunView") -> "Side":
@@ -75,6 +113,7 @@ class RecordingShelf:
 
     def __init__(self, given: "Sequence[str]" = ()) -> None:
         self.given = tuple(given)
+        self._drivers: dict[str, Driver] = {}
 
     def paths(self) -> tuple[str, ...]:
         """Return the given ones, then those in the current directory, newest first."""
@@ -100,22 +139,32 @@ class RecordingShelf:
         from gpuwatch.commands.recorded import last_view
         from gpuwatch.commands.session import pick_run
         from gpuwatch.errors import TargetError
+        from gpuwatch.store.compare import driver_of
 
         view, _ = last_view(path)
         run, _ = pick_run(view, None)
         if run is None:
             raise TargetError(f"no run in {path}")
+        self._drivers[path] = driver_of(run, view.nodes)
         return _recorded(path, run)
+
+    def driver(self, path: str) -> "Driver":
+        """Return the driver below the run of a recording that was read.
+
+        Raises:
+            KeyError: it was not.
+        """
+        return self._drivers[path]
 
 
 # --- findings ----------------------------------------------------------------------------------
 
 
-def _open(judged: "Judged") -> "dict[str, Finding]":
-    return {f.kind: f for f in judged.diagnosis.findings if f.state == "open"}
+def _open(target: _Target) -> "dict[str, Finding]":
+    return {f.kind: f for f in target.diagnosis.findings if f.state == "open"}
 
 
-def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> list[dict[str, Any]]:
+def _promises(before: _Target, after: _Target, comparison: "Comparison") -> list[dict[str, Any]]:
     """Return what the hints that were followed had predicted, and what came of it."""
     from gpuwatch.diagnosis.verify import comparable_ms, followed, promise_verdict
 
@@ -146,15 +195,15 @@ def _promises(before: "Judged", after: "Judged", comparison: "Comparison") -> li
 
 
 def _document(
-    before: "Judged", after: "Judged", comparison: "Comparison", promises: list[dict[str, Any]]
+    before: _Target, after: _Target, comparison: "Comparison", promises: list[dict[str, Any]]
 ) -> dict[str, Any]:
     from gpuwatch.commands.shapes import SCHEMA, finding_document
 
     one, other = _open(before), _open(after)
     return {
         "schema": SCHEMA,
-        "before": _side(before),
-        "after": _side(after),
+        "before": _side(before, comparison.drivers[0]),
+        "after": _side(after, comparison.drivers[1]),
         "changes": [_change(change) for change in comparison.changes],
         "settings": [_setting(s) for s in comparison.settings],
         "findings": {
@@ -212,16 +261,18 @@ def _row(row: "Row") -> dict[str, Any]:
     }
 
 
-def _side(judged: "Judged") -> dict[str, Any]:
-    run = judged.run
+def _side(target: _Target, driver: "Driver") -> dict[str, Any]:
+    run = target.run
     return {
-        "target": judged.target,
+        "target": target.target,
         "run": run.run,
         "name": run.name,
         "world_size": run.world_size,
         "steps": run.steps,
         "window": run.window,
         "simulated": run.simulated,
+        "driver": driver.version or None,
+        "driver_reason": driver.reason or None,
     }
 
 
@@ -247,13 +298,15 @@ def _value(value: object) -> object:
 
 
 def _lines(
-    before: "Judged",
-    after: "Judged",
+    before: _Target,
+    after: _Target,
     comparison: "Comparison",
     promises: list[dict[str, Any]],
     *,
     show_all: bool = False,
 ) -> list[str]:
+    from gpuwatch.store.compare import untold_drivers
+
     lines = []
     for word, side in (("before", before), ("after", after)):
         run = side.run
@@ -267,11 +320,10 @@ def _lines(
     lines.append("")
     lines += [_row_line(row) for row in comparison.rows]
     lines.append("")
-    lines += [
-        f"setting {s.name}: {_shown(s.before)} -> {_shown(s.after)}" for s in comparison.settings
-    ]
+    lines += [f"setting {s.name}: {_shown(s)} -> {_shown(s, 1)}" for s in comparison.settings]
+    lines += [f"driver  n/a {words}" for words in untold_drivers(comparison)]
     if show_all:
-        lines += [f"equal   {s.name}: {_shown(s.before)}" for s in comparison.equal]
+        lines += [f"equal   {s.name}: {_shown(s)}" for s in comparison.equal]
     else:
         lines.append(f"equal   {len(comparison.equal)} settings (--all prints them)")
     lines.append("")
@@ -293,8 +345,12 @@ def _cost(finding: "Finding") -> str:
     return "" if finding.cost_ms is None else f" (+{finding.cost_ms:.1f} ms/step)"
 
 
-def _shown(value: object) -> str:
-    return "none" if value is None or value == "" else str(value)
+def _shown(setting: "Setting", side: int = 0) -> str:
+    value = setting.after if side else setting.before
+    if value is None or value == "":
+        # A run always has a version and a device: one that tells none has not told it.
+        return "n/a" if setting.is_environment else "none"
+    return str(value)
 
 
 def _row_line(row: "Row") -> str:

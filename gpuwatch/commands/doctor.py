@@ -180,6 +180,10 @@ def checks_of(frame: SensorFrame | None, why_not: str = "") -> list[Check]:
         device = f"{gpu.index} {gpu.name}".strip()
         if gpu.lost:
             checks.append(Check("gpu", device, "*", "the device", "error", reason=gpu.lost))
+        state = "ok" if gpu.driver else "na"
+        reason = "" if gpu.driver else gpu.driver_reason or "not told"
+        about = "version of the driver"
+        checks.append(Check("gpu", device, "driver", about, state, gpu.driver, reason=reason))
         checks += _group("gpu", device, _GPU, gpu.readings)
     if not frame.gpus:
         reason = frame.gpus_reason or "no device was found"

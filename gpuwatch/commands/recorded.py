@@ -1,19 +1,15 @@
 """What the one-shot commands say of a recording: its last picture, and what was found in it."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from gpuwatch.commands.session import LiveSession, pick_run
 from gpuwatch.diagnosis import Engine, RunDiagnosis
-from gpuwatch.errors import TargetError
 from gpuwatch.recording import Player, Recording, open_recording
-from gpuwatch.recording.read import is_recording
-from gpuwatch.store import RunView, View
+from gpuwatch.store import View
 
-__all__ = ["Judged", "judged", "judged_target", "last_view", "narrate", "recording_document"]
+__all__ = ["judged", "last_view", "narrate", "recording_document"]
 
 _TICK_S = 1.0
 """As often as a live monitor evaluates."""
@@ -25,15 +21,6 @@ many times, as findings that opened there are open since, or were resolved."""
 
 _SHORT_S = 3.0
 """A recording so short is the only evidence there is, as the window is to a live `diagnose`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One run with what was found in it."""
-
-    target: str
-    run: RunView
-    diagnosis: RunDiagnosis
 
 
 def last_view(path: str) -> tuple[View, Recording]:
@@ -67,31 +54,6 @@ def judged(path: str) -> tuple[View, dict[str, RunDiagnosis], Recording]:
         for view in itertools.chain(early, player.ticks(_TICK_S)):
             found.update((diagnosis.run, diagnosis) for diagnosis in engine(view))
         return view, found, recording
-
-
-def judged_target(target: str) -> Judged:
-    """Return the run that a TARGET means, recorded or live, and what is found in it.
-
-    Raises:
-        TargetError: there is no such run, or the recording cannot be read or holds none.
-        AgentError: there is no contact with the node process.
-    """
-    if is_recording(target):
-        view, found, recording = judged(target)
-        narrate(recording)
-        run, _ = pick_run(view, None)
-        if run is None:
-            raise TargetError(f"no run in {target}")
-        return Judged(target, run, found.get(run.run) or RunDiagnosis(run.run))
-    session = LiveSession()
-    try:
-        view = session.settled_view()
-    finally:
-        session.close()
-    run, _ = pick_run(view, target)
-    if run is None:
-        raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
-    return Judged(target, run, Engine(open_after=1).evaluate(view, run))
 
 
 def recording_document(recording: Recording) -> dict[str, Any]:

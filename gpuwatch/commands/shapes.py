@@ -172,6 +172,8 @@ def _gpus(view: View) -> list[dict[str, Any]]:
                     "ranks": ranks,
                     "simulated": gpu.uuid.startswith("SIMULATED"),
                     "lost": gpu.lost or None,
+                    "driver": gpu.driver or None,
+                    "driver_reason": gpu.driver_reason or None,
                     "reasons": list(gpu.reasons),
                     "parent": gpu.parent or None,
                     "slice": gpu.slice or None,

@@ -72,6 +72,10 @@ for _names, _field in (
         _FIELDS[f"DCGM_FI_{_name}"] = _field
 
 _ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
+_DRIVER = "DCGM_FI_DRIVER_VERSION"
+"""A label of every line, not a counter: so the exporter's own list has it."""
+
+_NO_DRIVER = f"the exporter does not export it: add {_DRIVER} to its counters file as a label"
 _NOT_EXPORTED = "the exporter does not export it: add it to its counters file"
 
 _LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
@@ -119,6 +123,7 @@ def _labels(text: str) -> dict[str, str] | None:
 def read_gpus(lines: Iterable[Line], age_s: float = 0.0) -> tuple[GpuSample, ...]:
     """Return the GPUs of a page; MIG instances are left out, for their numbers are not a GPU's."""
     names: dict[str, tuple[int, str]] = {}
+    drivers: dict[str, str] = {}
     values: dict[str, dict[str, Reading]] = {}
     for line in lines:
         field = _FIELDS.get(line.name)
@@ -129,6 +134,8 @@ def read_gpus(lines: Iterable[Line], age_s: float = 0.0) -> tuple[GpuSample, ...
         number = int(index) if index.isdecimal() and len(index) < 4 else 0
         names[uuid] = (number, line.labels.get("modelName", ""))
         readings = values.setdefault(uuid, {})
+        if driver := line.labels.get(_DRIVER, ""):
+            drivers[uuid] = driver[:256]
         source = "dcgm-exporter"
         if not math.isfinite(line.value) or not 0.0 <= line.value <= field.most:
             reason = f"the exporter says {line.value:g}"
@@ -147,7 +154,10 @@ def read_gpus(lines: Iterable[Line], age_s: float = 0.0) -> tuple[GpuSample, ...
         for missing in _ACTIVITY:
             if missing not in readings:
                 readings[missing] = unknown("%", "dcgm-exporter", _NOT_EXPORTED)
-        found.append(GpuSample(number, uuid[:256], name[:256], readings))
+        driver = drivers.get(uuid, "")
+        why = "" if driver else _NO_DRIVER
+        told = GpuSample(number, uuid[:256], name[:256], readings, driver=driver, driver_reason=why)
+        found.append(told)
     return tuple(found[:64])
 
 
@@ -166,7 +176,7 @@ def _doubt_zeros(readings: dict[str, Reading]) -> None:
 
 
 def overlay(first: Iterable[GpuSample], second: Iterable[GpuSample]) -> tuple[GpuSample, ...]:
-    """Return the GPUs of `first`, with readings of `second` where `first` has none; by UUID."""
+    """Return the GPUs of `first`, with what `second` knows where `first` does not; by UUID."""
     more = {gpu.uuid: gpu for gpu in second}
     found = []
     for gpu in first:
@@ -179,7 +189,10 @@ def overlay(first: Iterable[GpuSample], second: Iterable[GpuSample]) -> tuple[Gp
             mine = readings.get(name)
             if reading.value is not None and (mine is None or mine.value is None):
                 readings[name] = reading
-        found.append(replace(gpu, readings=readings))
+        more_known = replace(gpu, readings=readings)
+        if other.driver and not gpu.driver:
+            more_known = replace(more_known, driver=other.driver, driver_reason="")
+        found.append(more_known)
     return tuple(found)
 
 

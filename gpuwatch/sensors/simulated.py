@@ -99,4 +99,5 @@ class SimulatedGpus:
             name=NAME,
             readings={n: Reading(value, unit, _SOURCE) for n, (value, unit) in values.items()},
             processes=processes,
+            driver_reason="a simulated device has no driver",
         )

@@ -5,7 +5,7 @@ ones. A difference is clear when its 95 % interval (see `blocks`) leaves out 0 a
 a percent of the step, which no two starts of one job agree to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, median
@@ -16,13 +16,14 @@ import msgspec
 from gpuwatch.schema import PHASES, Hello
 from gpuwatch.store.blocks import MIN_STEPS, difference, estimate
 from gpuwatch.store.track import Side, Steps, side_of
-from gpuwatch.store.views import RankView, RunView
+from gpuwatch.store.views import NodeView, RankView, RunView, same_device
 
 __all__ = [
     "ENVIRONMENT",
     "Aligned",
     "Change",
     "Comparison",
+    "Driver",
     "Row",
     "Setting",
     "Spread",
@@ -30,7 +31,9 @@ __all__ = [
     "changed_settings",
     "compare_runs",
     "compare_sides",
+    "driver_of",
     "percent_range",
+    "untold_drivers",
 ]
 
 CLEAR_SHARE = 0.005
@@ -50,7 +53,7 @@ _MOSTLY = 0.6
 _SETTINGS = ("device_name", "cores", "torch_threads", "world_size", "allow_control", "script")
 """Fields of a hello that are settings by themselves; parts of it are compared as a whole."""
 
-ENVIRONMENT = ("device_name", "cores", "versions.")
+ENVIRONMENT = ("device_name", "cores", "versions.", "driver")
 """Settings that are not the job's own: the device, the machine, and how their names begin."""
 
 _DIFFERENT_CLOCKS = "they are by different clocks"
@@ -152,10 +155,19 @@ class Aligned:
 
 
 @dataclass(frozen=True, slots=True)
+class Driver:
+    """The version of the driver below a run's devices, several with commas; empty with why."""
+
+    version: str = ""
+    reason: str = "no sensor was asked"
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """What differs between two runs; `equal` are the settings that both tell and that do not.
 
-    `notes` are sentences on what makes the two hard to compare.
+    `notes` are sentences on what makes the two hard to compare. `drivers` are those of both sides:
+    what sensors told, where all the other settings come from the run itself.
     """
 
     changes: tuple[Change, ...]
@@ -164,6 +176,7 @@ class Comparison:
     aligned: Aligned = Aligned("last", 0, 0)
     equal: tuple[Setting, ...] = ()
     notes: tuple[str, ...] = ()
+    drivers: tuple[Driver, Driver] = (Driver(), Driver())
 
 
 def compare_runs(before: RunView, after: RunView) -> Comparison:
@@ -171,11 +184,17 @@ def compare_runs(before: RunView, after: RunView) -> Comparison:
     return compare_sides(side_of(before), side_of(after))
 
 
-def compare_sides(before: Side, after: Side) -> Comparison:
-    """Compare two runs by all of their steps that are known, and by their configurations."""
+def compare_sides(
+    before: Side, after: Side, drivers: tuple[Driver, Driver] = (Driver(), Driver())
+) -> Comparison:
+    """Compare two runs by all of their steps that are known, and by their configurations.
+
+    `drivers` are those below the two, from `driver_of`.
+    """
     one, other, aligned = align(before.steps, after.steps)
     pair = _Pair(before, after, one, other)
-    settings = _settings(before.run, after.run)
+    told = [driver.version or None for driver in drivers]
+    settings = [*_settings(before.run, after.run), Setting("driver", *told)]
     return Comparison(
         _changes(pair),
         tuple(s for s in settings if s.before != s.after),
@@ -183,7 +202,48 @@ def compare_sides(before: Side, after: Side) -> Comparison:
         aligned,
         tuple(s for s in settings if s.before == s.after and s.before not in (None, "")),
         tuple(_notes(before, after)),
+        drivers,
     )
+
+
+def driver_of(run: RunView, nodes: Iterable[NodeView]) -> Driver:
+    """Return the driver of the devices that the ranks of a run compute on, as the sensors saw them.
+
+    `nodes` are those of the picture that the run is from. Where the ranks' devices have several
+    drivers, all are in it.
+    """
+    known = {node.node: node for node in nodes}
+    told = [rank for rank in run.ranks if rank.hello is not None]
+    if not told:
+        return Driver(reason="no rank has told its device")
+    versions: set[str] = set()
+    reasons: list[str] = []
+    for rank in told:
+        assert rank.hello is not None
+        uuid, node = rank.hello.device_uuid, known.get(rank.node)
+        if not uuid:
+            on_cpu = rank.hello.device.startswith("cpu")
+            reasons.append(
+                "no rank computes on a GPU" if on_cpu else "the rank tells no id of its device"
+            )
+            continue
+        gpu = next((g for g in node.gpus if same_device(g.uuid, uuid)), None) if node else None
+        if gpu is not None and gpu.driver:
+            versions.add(gpu.driver)
+        elif gpu is not None:
+            reasons.append(gpu.driver_reason or "its sampler is older and does not ask for it")
+        else:
+            why = (node.sensors_reason or node.gpus_reason) if node else ""
+            reasons.append(why or "no sensor sees the GPU of its ranks")
+    return Driver(", ".join(sorted(versions)), "") if versions else Driver("", reasons[0])
+
+
+def untold_drivers(found: Comparison) -> list[str]:
+    """Return why a driver is not known, a clause a side, or one for both where they agree."""
+    one, other = (driver.reason if not driver.version else "" for driver in found.drivers)
+    if one and one == other:
+        return [f"on either side: {one}"]
+    return [f"of {name}: {why}" for name, why in (("A", one), ("B", other)) if why]
 
 
 def changed_settings(before: RunView, after: RunView) -> tuple[Setting, ...]:

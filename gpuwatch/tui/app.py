@@ -197,6 +197,7 @@ class GpuwatchApp(App[None]):
         """Draw once, then at the drawing rate."""
         self._catch_signals()
         self._watch_terminal()
+        self.app_resume_signal.subscribe(self, self._resumed)
         self.refresh_scene(force=True)
         if self._hz > 0:
             self.set_interval(1.0 / self._hz, self.refresh_scene)
@@ -217,6 +218,10 @@ class GpuwatchApp(App[None]):
         if self._on_first_paint is not None:
             self._on_first_paint()
 
+    def _resumed(self, _: App[Any]) -> None:
+        """Paint all of it: the terminal has forgotten the picture, of which little changes."""
+        self.screen.refresh()
+
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -225,6 +230,15 @@ class GpuwatchApp(App[None]):
             except (ValueError, RuntimeError, NotImplementedError):
                 return  # Not the main thread: signals are someone else's.
             self._signals.append(number)
+
+        # Textual suspends and resumes inside a signal's handler. That may interrupt a write whose
+        # queue is locked, and wait for this lock for ever; between two events nothing is locked.
+        stop = getattr(self._driver, "_sigtstp_application", None)
+        go_on = getattr(self._driver, "_sigcont_application", None)
+        if stop is not None and go_on is not None:
+            loop.add_signal_handler(signal.SIGTSTP, stop)
+            loop.add_signal_handler(signal.SIGCONT, go_on)
+            self._signals += [signal.SIGTSTP, signal.SIGCONT]
 
     def _leave_by_signal(self, number: int) -> None:
         self.exit(return_code=128 + number)
@@ -317,8 +331,20 @@ class GpuwatchApp(App[None]):
         self.refresh_scene(force=True)
 
     def delay_update(self, delay: float = 0.05) -> None:
-        """Hold drawing back while a view changes: a moment, not the twentieth of a second."""
-        super().delay_update(min(delay, _CHANGE_S))
+        """Hold drawing back while a view changes: a moment, not the twentieth of a second.
+
+        Not by a timer of Textual's: one whose time is over before it sleeps never fires
+        (`Timer._run` counts it as skipped). Another thread that takes the interpreter for its five
+        milliseconds is enough for that, and nothing would ever be drawn again.
+        """
+        self._begin_batch()
+        loop = asyncio.get_running_loop()
+        loop.call_later(min(delay, _CHANGE_S), self.call_later, self._show_change)
+
+    def _show_change(self) -> None:
+        self._end_batch()
+        if not self._batch_count:
+            self.screen.refresh()
 
     async def run_call(self, call: str) -> None:
         """Do what an action says, on the screen on top where it knows it, else here."""

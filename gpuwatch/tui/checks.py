@@ -30,6 +30,11 @@ class Checks:
         return len(self._checks)
 
     @property
+    def newest(self) -> str | None:
+        """The id of the run whose window was frozen last, None for none."""
+        return next(reversed(self._checks.values())).run if self._checks else None
+
+    @property
     def results(self) -> tuple[CheckResult, ...]:
         """How they stood at the last `refresh`."""
         return self._results

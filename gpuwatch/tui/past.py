@@ -312,7 +312,14 @@ def nodes_at(nodes: Sequence[NodeView], moment: Moment) -> tuple[NodeView, ...]:
             else:
                 readings[name] = Reading(value, now.unit, now.source)
         return GpuSample(
-            gpu.index, gpu.uuid, gpu.name, readings, parent=gpu.parent, slice=gpu.slice
+            gpu.index,
+            gpu.uuid,
+            gpu.name,
+            readings,
+            parent=gpu.parent,
+            slice=gpu.slice,
+            driver=gpu.driver,
+            driver_reason=gpu.driver_reason,
         )
 
     return tuple(replace(node, gpus=tuple(then(gpu) for gpu in node.gpus)) for node in nodes)

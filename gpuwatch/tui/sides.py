@@ -12,8 +12,9 @@ from gpuwatch.store.views import RunView
 from gpuwatch.tui.tracks import Tracks
 
 if TYPE_CHECKING:
-    from gpuwatch.store.compare import Comparison
+    from gpuwatch.store.compare import Comparison, Driver
     from gpuwatch.store.track import Side
+    from gpuwatch.store.views import NodeView
 
 __all__ = ["Chosen", "Compared", "Recordings", "Sides", "Source"]
 
@@ -36,6 +37,9 @@ class Recordings(Protocol):
         Raises:
             GpuwatchError: it cannot be read, or holds no run; one sentence.
         """
+
+    def driver(self, path: str) -> Driver:
+        """Return the driver below the run of one that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,9 @@ class Compared:
 class Sides:
     """The choice of A and B. Recordings are read in a thread of their own, and kept.
 
-    Without a choice B is the run on the screen, and A nothing; where two recordings or more were
-    given on the command line, A and B are the first two.
+    Without a choice B is the run on the screen, and A the run whose window was frozen to check a
+    change, where that is another one; else nothing. Where two recordings or more were given on the
+    command line, A and B are the first two.
     """
 
     def __init__(self, recordings: Recordings | None) -> None:
@@ -126,13 +131,22 @@ class Sides:
         now: float,
         *,
         replayed: bool,
+        nodes: Sequence[NodeView] = (),
+        checked: str | None = None,
     ) -> Compared:
-        """Return how A and B compare now; `now` is a monotonic clock in seconds."""
+        """Return how A and B compare now; `now` is a monotonic clock in seconds.
+
+        `nodes` are those of the picture that `runs` are of, `checked` is the id of the run whose
+        window was frozen last.
+        """
         sides = []
         for place in (0, 1):
             pick = self._chosen[place]
             if pick is None and place == 1 and shown is not None:
                 pick = ("run", shown.run)
+            elif pick is None and place == 0 and shown is not None:
+                other = any(run.run == checked and run.run != shown.run for run in runs)
+                pick = ("run", checked) if checked is not None and other else None
             sides.append(self._side(pick, runs, tracks, replayed=replayed))
         before, after = sides
         if before.side is None or after.side is None:
@@ -146,9 +160,19 @@ class Sides:
                 return known
         from gpuwatch.store.compare import compare_sides
 
-        made = Compared(before, after, compare_sides(before.side, after.side))
+        drivers = self._driver(before, nodes), self._driver(after, nodes)
+        made = Compared(before, after, compare_sides(before.side, after.side, drivers))
         self._last = (key, now, made)
         return made
+
+    def _driver(self, chosen: Chosen, nodes: Sequence[NodeView]) -> Driver:
+        from gpuwatch.store.compare import driver_of
+
+        assert chosen.source is not None
+        assert chosen.side is not None
+        if chosen.source.kind == "saved" and self._recordings is not None:
+            return self._recordings.driver(chosen.source.key)
+        return driver_of(chosen.side.run, nodes)
 
     def _side(
         self,

@@ -450,6 +450,8 @@ class Watcher:
             self._tracks,
             self._clock(),
             replayed=self.replayed is not None,
+            nodes=self._view.nodes,
+            checked=self._checks.newest if self._checks is not None else None,
         )
 
     # -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuwatch.schema import GpuSample, Reading
 from gpuwatch.sensors import dcgm
@@ -51,6 +52,21 @@ def test_both_generations_of_names(names: dict[str, float]) -> None:
     assert "counters file" in gpu.readings["dram_active"].reason
     assert gpu.readings["sm_active"].source == "dcgm-exporter"
     assert gpu.readings["sm_active"].age_s == 12.0
+
+
+def test_the_driver_is_a_label_of_every_line() -> None:
+    text = page(DEV_GPU_UTIL=5, DEV_FB_USED=1)
+    (gpu,) = read_gpus(parse_page(text))
+    assert gpu.driver == ""
+    assert "DCGM_FI_DRIVER_VERSION" in gpu.driver_reason
+    told = text.replace('Hostname="n"', 'Hostname="n",DCGM_FI_DRIVER_VERSION="535.104.05"')
+    (exported,) = read_gpus(parse_page(told))
+    assert (exported.driver, exported.driver_reason) == ("535.104.05", "")
+    # What NVML has told stays; where it could not, the exporter's word counts.
+    other = replace(exported, driver="570.00.00")
+    assert overlay([other], [exported]) == (other,)
+    assert overlay([gpu], [exported])[0].driver == "535.104.05"
+    assert overlay([gpu], [exported])[0].driver_reason == ""
 
 
 def test_zeros_beside_a_busy_gpu_are_doubted() -> None:

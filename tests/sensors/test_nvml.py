@@ -91,6 +91,8 @@ def test_every_value_with_its_unit_and_gpm_from_the_second_tick(stub: Stub) -> N
     # The driver's order, whatever the UUIDs' order is.
     assert [(g.index, g.uuid[-1]) for g in gpus] == [(0, "9"), (1, "1")]
     assert gpus[0].name == "NVIDIA H100 80GB HBM3"
+    assert [(g.driver, g.driver_reason) for g in gpus] == [("570.00.00", "")] * 2
+    assert stub.counts()["nvmlSystemGetDriverVersion"].total == 1
     assert gpus[0].reasons == ()
     # Clocks that are held down are told with their causes, one by power and one by heat.
     assert value(gpus[1], "sm_clock") == 1200
@@ -169,9 +171,11 @@ def test_what_an_old_driver_lacks_has_an_elder_or_a_reason(stub: Stub) -> None:
         "fault 0 nvmlDeviceGetTemperatureV 13",
         "fault 0 nvmlGpmQueryDeviceSupport 13",
         *("fault 0 nvmlDeviceGetPowerUsage 999", "fault 0 nvmlDeviceGetClockInfo 4"),
+        "fault * nvmlSystemGetDriverVersion 3",
     )
     with SamplerRun(stub) as child:
         old, unified = child.gpus()
+    assert (old.driver, old.driver_reason) == ("", "not supported by this GPU or driver (NVML 3)")
     assert value(old, "memory_used") == 61_500_000_000  # the first version counts the reserve
     assert "v1" in reading(old, "memory_used").source
     assert value(old, "temperature") == 56

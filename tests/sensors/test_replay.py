@@ -15,7 +15,9 @@ from gpuwatch.sensors.replay import ReplayBackend
 
 def frame(at_s: float, *utils: float) -> bytes:
     gpus = tuple(
-        GpuSample(i, f"GPU-{i}", "card", {"gpu_util": Reading(value, "%", "NVML")})
+        GpuSample(
+            i, f"GPU-{i}", "card", {"gpu_util": Reading(value, "%", "NVML")}, driver="570.00.00"
+        )
         for i, value in enumerate(utils)
     )
     return packed(encode(SensorFrame(1, int(at_s), 1000.0 + at_s, gpus=gpus)))
@@ -37,6 +39,7 @@ def test_at_its_own_pace_and_again(tmp_path: Path) -> None:
         now_s[0] += 0.5
     assert seen == [[10, 20], [10, 20], [30, 40], [30, 40], [50], [50], [10, 20]]
     assert backend.sample().gpus[0].readings["gpu_util"].source == "replay of NVML"
+    assert backend.sample().gpus[0].driver == "570.00.00"
     backend.close()
 
 

@@ -3,6 +3,7 @@
 Every number is made from the arguments, so that a test can say what must be on the screen.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -236,6 +237,7 @@ def gpu_sample(index: int, node: str = "node0", util: float | None = 71.0) -> Gp
             "power": ok(412.0, "W"),
             "temperature": ok(56.0, "C"),
         },
+        driver="570.86.15",
     )
 
 
@@ -343,6 +345,7 @@ def two_ranks() -> View:
     return view([run_view([rank_view(0), rank_view(1, phases=slower)])])
 
 
+@functools.cache  # nothing in a view changes, so all tests may have the same one
 def cluster(nodes: int = 4, per_node: int = 8, *, slow_node: int | None = 3, seed: int = 0) -> View:
     """Ranks on several nodes with GPUs; those of one node are slow in their loader."""
     ranks = []

@@ -8,13 +8,14 @@ import msgspec
 
 from gpuwatch.errors import TargetError
 from gpuwatch.schema import Versions
-from gpuwatch.store.compare import compare_sides
+from gpuwatch.store.compare import Driver, compare_sides
 from gpuwatch.store.track import Side, side_of
 from gpuwatch.store.views import RunView
 from gpuwatch.tui.sides import Chosen, Compared, Source
 from tests.tui import fakes
 
 GPU = "NVIDIA H100 80GB HBM3"
+DRIVER = Driver("570.86.15", "")
 
 
 def stepping(
@@ -68,7 +69,7 @@ def compared(before: RunView, after: RunView) -> Compared:
     one, other = chosen(before, "0416-1802", "saved"), chosen(after, "0417")
     assert one.side is not None
     assert other.side is not None
-    return Compared(one, other, compare_sides(one.side, other.side))
+    return Compared(one, other, compare_sides(one.side, other.side, (DRIVER, DRIVER)))
 
 
 class FakeShelf:
@@ -86,3 +87,7 @@ class FakeShelf:
             raise TargetError(f"there is no file {path}")
         run = self._runs[path]
         return Side(path.partition(".")[0], "saved", run, side_of(run).steps)
+
+    def driver(self, path: str) -> Driver:
+        assert path in self._runs
+        return DRIVER

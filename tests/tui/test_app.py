@@ -3,12 +3,15 @@
 import asyncio
 import gc
 import math
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual.events import Key
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 from textual.widget import Widget
 
@@ -83,6 +86,26 @@ def screen_text(app: GpuwatchApp) -> str:
     return "\n".join(rows)
 
 
+async def press(pilot: Pilot[None], *keys: str) -> str:
+    """Press keys one after the other and return what stands on the screen."""
+    app = pilot.app
+    for key in keys:
+        # Not pilot.press: it waits until the whole machine is idle, which here takes its time.
+        name = _character_to_key(key) if len(key) == 1 else key
+        char = key if len(key) == 1 else None
+        app.post_message(Key(name, char))
+        for _ in range(3):
+            await pilot._wait_for_screen()
+    await pilot.pause(0)
+    # A change of view is painted a moment later, so that it does not flicker.
+    end = time.monotonic() + 20.0
+    while app.screen._layout_required or app._batch_count:
+        assert time.monotonic() < end, "nothing is drawn any more"
+        await pilot.pause(0.01)
+    assert isinstance(pilot.app, GpuwatchApp)
+    return screen_text(pilot.app)
+
+
 PICTURES = {
     "connecting": View(version=0, at_s=0.0, message="starting the node process"),
     "nothing found": view([]),
@@ -120,9 +143,7 @@ def test_every_state_at_every_size(name: str, size: tuple[int, int]) -> None:
         if size >= (80, 24):
             assert "◉" in text
             assert "q quit" in text
-        await pilot.press("tab", "j", "k", "enter", "escape", "question_mark")
-        await pilot.pause()
-        screen_text(app)
+        await press(pilot, "tab", "j", "k", "enter", "escape", "question_mark")
         for number in (2, 3, 4) if size in VIEW_SIZES or name == "two" else ():
             app.action_view(number)
             for _ in range(3):
@@ -151,8 +172,7 @@ def test_no_color(name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPa
         assert app.no_color
         keys = "tab j question_mark escape tab enter 2 enter 3 enter 4 enter 5 h e o colon"
         for key in keys.split():
-            await pilot.press(key)
-            screen_text(app)
+            await press(pilot, key)
 
     drive(PICTURES[name], script, size=size, diagnose=found(few_workers(), peer_wait()))
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
+from traces import Job
 
-from gpuwatch.schema import Versions
-from gpuwatch.store.compare import Spread, compare_sides
+from gpuwatch.commands.cli import cli
+from gpuwatch.commands.compare import RecordingShelf
+from gpuwatch.schema import GpuSample, Versions
+from gpuwatch.store.compare import Driver, Spread, compare_sides, driver_of
 from gpuwatch.store.track import Side, side_of
 from gpuwatch.store.views import RunView
 from gpuwatch.tui import GpuwatchApp
@@ -23,7 +31,7 @@ from gpuwatch.tui.sides import Chosen, Compared, Sides, Source
 from gpuwatch.tui.theme import STYLES
 from gpuwatch.tui.tracks import Tracks
 from tests.tui.fakes import FakeSession, no_diagnosis, view
-from tests.tui.sides import GPU, FakeShelf, chosen, compared, stepping
+from tests.tui.sides import DRIVER, GPU, FakeShelf, chosen, compared, stepping
 from tests.tui.snapshots import check_lines, check_text, text_of
 from tests.tui.test_app import drive, screen_text
 from tests.tui.test_keys import footer, press
@@ -78,7 +86,7 @@ def test_all_settings() -> None:
     assert "hidden" not in text
     hidden = "\n".join(map(text_of, compare_lines(slow_and_fast(), (), 80, all_key="A")))
     assert "batch_size" not in hidden
-    assert "16 equal settings hidden, A: all" in hidden
+    assert "17 equal settings hidden, A: all" in hidden
 
 
 def test_a_version_that_is_not_told_is_not_a_version() -> None:
@@ -86,6 +94,85 @@ def test_a_version_that_is_not_told_is_not_a_version() -> None:
     text = "\n".join(map(text_of, compare_lines(compared(quiet, stepping(91.2)), (), 160)))
     assert "torch n/a -> 2.13.0" in text
     assert f"device_name n/a -> {GPU}" in text
+
+
+def test_the_driver_is_read_by_sensors_and_joined_by_device(tmp_path: Path) -> None:
+    """Through the real command: traces with devices, their drivers, and one without any."""
+
+    def trace(name: str, *drivers: str, **how: Any) -> str:
+        job = Job(steps=80, ranks=len(drivers) or 1, phases_ms={"forward": 9.0}, **how)
+        lines = list(job.lines())
+        for line in lines:
+            if line["type"] == "gpu" and drivers[int(line["uuid"].removeprefix("GPU-"))]:
+                line["driver"] = drivers[int(line["uuid"].removeprefix("GPU-"))]
+            elif line["type"] == "gpu":
+                line["driver_reason"] = "a simulated device has no driver"
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    old = trace("old", "535.104.05", gpu={"gpu_util": 70})
+    mixed = trace("mixed", "570.86.15", "535.104.05", gpu={"gpu_util": 70})
+    none = trace("none", "", gpu={"gpu_util": 70})
+    bare = trace("bare")
+
+    def told(before: str, after: str) -> tuple[dict[str, Any], str]:
+        runner = CliRunner()
+        document = json.loads(runner.invoke(cli, ["compare", before, after, "--json"]).stdout)
+        return document, runner.invoke(cli, ["compare", before, after]).stdout
+
+    document, text = told(old, mixed)
+    assert (document["before"]["driver"], document["before"]["driver_reason"]) == (
+        "535.104.05",
+        None,
+    )
+    assert document["after"]["driver"] == "535.104.05, 570.86.15"
+    (setting,) = [s for s in document["settings"] if s["name"] == "driver"]
+    assert setting["environment"] is True
+    assert "setting driver: 535.104.05 -> 535.104.05, 570.86.15" in text
+    document, text = told(old, old)
+    assert {"name": "driver", "before": "535.104.05", "after": "535.104.05"}.items() <= next(
+        s for s in document["equal_settings"] if s["name"] == "driver"
+    ).items()
+    assert "driver  n/a" not in text
+    document, text = told(none, bare)
+    assert document["before"]["driver"] is None
+    assert document["before"]["driver_reason"] == "a simulated device has no driver"
+    assert "driver  n/a of A: a simulated device has no driver" in text
+    assert "driver  n/a of B: no rank computes on a GPU" in text
+    document, text = told(none, old)
+    assert "setting driver: n/a -> 535.104.05" in text
+    # The same on the screen, from the shelf that `gpuwatch replay` has.
+    shelf = RecordingShelf([none, old])
+    shelf.load(none)
+    assert shelf.driver(none).reason == "a simulated device has no driver"
+
+
+def test_a_driver_that_is_not_told_says_why() -> None:
+    run = stepping(91.2)
+    (node,) = view((run,)).nodes[:1]
+    ranks = tuple(replace(rank, node=node.node) for rank in run.ranks)
+    assert driver_of(replace(run, ranks=()), ()).reason == "no rank has told its device"
+    cuda = [
+        replace(r, hello=msgspec.structs.replace(r.hello, device="cuda:0", device_uuid="GPU-x"))
+        for r in ranks
+    ]
+    on_gpu = replace(run, ranks=tuple(cuda))
+    assert driver_of(on_gpu, ()).reason == "no sensor sees the GPU of its ranks"
+    off = replace(node, gpus=(), gpus_reason="no NVIDIA driver here", sensors_reason="")
+    assert driver_of(on_gpu, [off]).reason == "no NVIDIA driver here"
+    older = replace(node, gpus=(GpuSample(0, "GPU-x"),), sensors_reason="")
+    assert driver_of(on_gpu, [older]).reason == "its sampler is older and does not ask for it"
+    newer = replace(node, gpus=(GpuSample(0, "GPU-x", driver="570.86.15"),))
+    assert driver_of(on_gpu, [newer]) == Driver("570.86.15", "")
+    both = slow_and_fast()
+    assert both.comparison is not None
+    for drivers, words in (
+        ((Driver(), Driver()), "driver n/a on either side: no sensor was asked"),
+        ((DRIVER, Driver("", "why")), "driver n/a of B: why"),
+    ):
+        shown = replace(both, comparison=replace(both.comparison, drivers=drivers))
+        assert words in " ".join(" ".join(map(text_of, compare_lines(shown, (), 160))).split())
 
 
 def test_what_is_simulated_says_so_wherever_it_stands() -> None:
@@ -141,6 +228,21 @@ def test_a_spread_has_its_width(
         known = side is not None and math.isfinite(side.low + side.high)
         if known and width:
             assert any(char in text_of(line) for char in (glyph, "▒"))
+
+
+def test_of_a_long_command_line_only_what_differs_is_shown() -> None:
+    common = "trainer/__main__.py train --train.steps=1000000 --train.threads=1 --train.device=cpu"
+    scripts = [f"{common} --loader.num_workers={n} --faults.item_latency_ms=25" for n in (1, 12)]
+    sides = [stepping(91.2, hello={"script": script}) for script in scripts]
+    text = "\n".join(map(text_of, compare_lines(compared(*sides), (), 160)))
+    assert "script … --loader.num_workers=1 -> … --loader.num_workers=12" in text
+    # What is only longer, or in another order, is no difference of words.
+    sides = [stepping(91.2, hello={"script": script}) for script in (common, f"{common} --x")]
+    assert "script … -> … --x" in "\n".join(map(text_of, compare_lines(compared(*sides), (), 160)))
+    turned = " ".join(reversed(common.split()))
+    sides = [stepping(91.2, hello={"script": script}) for script in (common, turned)]
+    shown = "\n".join(map(text_of, compare_lines(compared(*sides), (), 160)))
+    assert "script trainer/__main__.py train --tr" in shown
 
 
 def test_a_spread_lies_where_its_steps_do() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual.events import Key
-from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from gpuwatch.schema import Reply
@@ -38,30 +38,12 @@ from tests.tui.fakes import (
     view,
 )
 from tests.tui.snapshots import check_text
-from tests.tui.test_app import drive, screen_text
+from tests.tui.test_app import drive, press, screen_text
 
 FOUND = found(
     few_workers(ranks=tuple(range(24, 32)), nodes=("node3",)),
     peer_wait(ranks=tuple(range(32))),
 )
-
-
-async def press(pilot: Pilot[None], *keys: str) -> str:
-    """Press keys one after the other and return what stands on the screen."""
-    app = pilot.app
-    for key in keys:
-        # Not pilot.press: it waits until the whole machine is idle, which here takes its time.
-        name = _character_to_key(key) if len(key) == 1 else key
-        char = key if len(key) == 1 else None
-        app.post_message(Key(name, char))
-        for _ in range(3):
-            await pilot._wait_for_screen()
-    await pilot.pause()
-    # A change of view is painted a moment later, so that it does not flicker.
-    while app.screen._layout_required or app._batch_count:
-        await pilot.pause(0.01)
-    assert isinstance(pilot.app, GpuwatchApp)
-    return screen_text(pilot.app)
 
 
 def footer(text: str) -> str:
@@ -103,6 +85,23 @@ def test_the_views_as_a_whole(size: tuple[int, int]) -> None:
             check_text(f"view-{name}-{size[0]}", text)
 
     drive(cluster(), script, size=size, diagnose=FOUND)
+
+
+def test_a_view_is_drawn_however_late_its_moment_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two looks at the clock another thread may have had the interpreter for long."""
+    late = itertools.count()
+    monkeypatch.setattr(
+        "textual._time.get_time", lambda: time.monotonic() + 0.02 * next(late), raising=True
+    )
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        app.action_view(2)
+        end = time.monotonic() + 5.0
+        while app._batch_count or "slowest own time" not in screen_text(app):
+            assert time.monotonic() < end, "the screen is held back for ever"
+            await pilot.pause(0.01)
+
+    drive(two_ranks(), script)
 
 
 def test_a_filter_is_typed_kept_and_taken_away() -> None:

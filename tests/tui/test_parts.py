@@ -32,10 +32,11 @@ from gpuwatch.tui.render.keys import footer_line, footer_spans
 from gpuwatch.tui.render.markdown import finding_markdown, report_markdown
 from gpuwatch.tui.render.spark import BLOCKS
 from gpuwatch.tui.render.stacks import stack_lines
-from gpuwatch.tui.render.text import cells, width_of
+from gpuwatch.tui.render.text import Line, cells, fit, width_of
 from gpuwatch.tui.terminal import has_few_colours, needs_ascii
 from gpuwatch.tui.theme import PALETTES, STYLES, use_theme
 from gpuwatch.tui.theme import PHASES as THEME_PHASES
+from gpuwatch.tui.widgets.pane import changed_span
 from tests.tui import fakes
 from tests.tui.fakes import NOW_S, few_workers, peer_wait, rank_view, run_view
 from tests.tui.snapshots import text_of
@@ -513,6 +514,44 @@ def test_a_finding_that_was_resolved_before_we_came_is_no_news() -> None:
     log = FindingLog()
     log.take("r1", [few_workers(state="resolved", resolved_step=9)], NOW_S)
     assert log.events == ()
+
+
+SEGMENTS = st.lists(
+    st.tuples(st.text("ab▇学 ", max_size=5), st.sampled_from(["text", "dim"])), max_size=5
+)
+
+
+@given(SEGMENTS, SEGMENTS)
+def test_only_what_differs_is_painted_again(old: Line, new: Line) -> None:
+    width = max(width_of(old), width_of(new))
+    one, other = fit(list(old), width), fit(list(new), width)
+    span = changed_span(one, other, width)
+    shown = [[(c, style) for text, style in line for c in text] for line in (one, other)]
+
+    def cells_of(line: Line) -> list[tuple[str, str]]:
+        # One entry a cell; the second cell of a wide character is empty.
+        return [
+            pair
+            for char, style in line
+            for pair in [(char, style), *[("", style)] * (width_of([(char, style)]) - 1)]
+        ]
+
+    before, after = map(cells_of, shown)
+    if span is None:
+        assert before == after
+        return
+    first, last = span
+    assert 0 <= first < last <= width
+    assert before[:first] == after[:first]
+    assert before[last:] == after[last:]
+
+
+def test_a_line_of_another_width_is_painted_as_a_whole() -> None:
+    assert changed_span([("abc", "text")], [("abcd", "text")], 4) == (0, 4)
+    assert changed_span([], [("abcd", "text")], 4) == (0, 4)
+    assert changed_span([("abcd", "text")], [("abXd", "text")], 4) == (2, 3)
+    assert changed_span([("abcd", "text")], [("abcd", "dim")], 4) == (0, 4)
+    assert changed_span([("abcd", "dim")], [("abcd", "dim")], 4) is None
 
 
 @pytest.mark.parametrize("selected", [0, 5, 11])

@@ -62,6 +62,8 @@ def past_of(picture: View, seconds: int = 120) -> Past:
     """Two minutes in which data wait and GPU-Util swing against each other."""
     past = Past()
     run = picture.runs[0]
+    ranks = [replace(r, timeline=(), device_stall_ms=61.0) for r in run.ranks]
+    run = replace(run, ranks=tuple(ranks))
     gpus = {gpu.uuid: gpu for node in picture.nodes for gpu in node.gpus}
     for i in range(seconds):
         swing = (i % 20) / 20.0
@@ -73,8 +75,7 @@ def past_of(picture: View, seconds: int = 120) -> Past:
                 "power": fakes.ok(650.0 - 400.0 * swing, "W"),
             }
             gpus[uuid] = GpuSample(gpu.index, uuid, gpu.name, readings)
-        ranks = [replace(r, timeline=(), device_stall_ms=61.0) for r in run.ranks]
-        past.keep(replace(run, ranks=tuple(ranks)), gpus, (), fakes.NOW_S - seconds + 1.0 + i)
+        past.keep(run, gpus, (), fakes.NOW_S - seconds + 1.0 + i)
     # What the fakes have no steps for is filled in by hand: stall, memory.
     moments: list[Moment] = list(past.moments(run.run))
     for i, moment in enumerate(moments):

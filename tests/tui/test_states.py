@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ FOUND = found(
 )
 
 
+@functools.cache
 def of_state(state: str, slow_node: int | None = 3) -> View:
     """The cluster, its ranks with steps in their windows, in that state."""
     picture = cluster(slow_node=slow_node)

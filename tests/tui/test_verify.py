@@ -340,6 +340,10 @@ def test_v_freezes_and_the_page_follows_the_change() -> None:
         assert "of the new run r2 so far" in text
         assert "predicted 126..136 ms, got" in text
         text = await press(pilot, "5")
+        # Without a choice the run before the change is A: nothing has to be chosen.
+        assert "A resnet50-ddp (ended)   B resnet50-ddp (live)" in text
+        assert "faster, 95 % CI -" in text
+        assert "num_workers 4 -> 12" in text
         assert "Checked changes" in text
         assert "predicted 126..136 ms, got" in text
         # The same finding of the new run is another one.

@@ -2,15 +2,23 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuwatch.schema import GpuSample
 from gpuwatch.sensors.backend import Devices
 from gpuwatch.sensors.nvml.calls import Calls, NvmlError
 from gpuwatch.sensors.nvml.device import SLOW_S, Device
 from gpuwatch.sensors.nvml.events import XidWatch
-from gpuwatch.sensors.nvml.words import LIBRARY_NOT_FOUND, WRONG_MODULE, driver_sentence
+from gpuwatch.sensors.nvml.words import (
+    DRIVER_GONE,
+    LIBRARY_NOT_FOUND,
+    WRONG_MODULE,
+    driver_sentence,
+    value_sentence,
+)
 
 __all__ = ["NvmlBackend", "asleep"]
 
@@ -21,6 +29,7 @@ _ASLEEP = (
 )
 _MAX_GPUS = 64
 _MAX_ROWS = 256  # what a frame takes, MIG devices included
+_MAX_NAME = 256
 
 
 def asleep(root: str = "/sys/bus/pci/devices") -> bool:
@@ -61,6 +70,7 @@ class NvmlBackend:
         self._gone: list[Device] = []
         self._up = False
         self._wedged = False
+        self._driver, self._driver_reason = "", ""
         self._reason = ""
         self._tries = 0
         self._retry_s = 0.0
@@ -75,6 +85,7 @@ class NvmlBackend:
             self._calls.call("nvmlInit")
             self._up = True
             number = int(self._calls.call("nvmlDeviceGetCount"))
+            self._ask_driver()
         except NvmlError as exc:
             self._fail(exc.code)
             return self._reason
@@ -112,7 +123,7 @@ class NvmlBackend:
         self._gone = [d for d in self._gone if d.uuid and d.uuid not in listed]
         for device in self._gone:
             samples += device.last(driver_reason="the driver does not list this GPU any more")
-        return Devices(tuple(samples[:_MAX_ROWS]))
+        return Devices(self._rows(samples))
 
     def busy(self) -> str:
         """Say which call it is in: `nvmlDeviceGetUtilizationRates of GPU 1`."""
@@ -130,7 +141,28 @@ class NvmlBackend:
         for device in (*self._devices, *self._gone):
             events = self._watch.events(device.index)
             samples += device.last(events, driver_reason=self._reason)
-        return Devices(tuple(samples[:_MAX_ROWS]), self._reason)
+        return Devices(self._rows(samples), self._reason)
+
+    def _rows(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
+        told = {"driver": self._driver, "driver_reason": self._driver_reason}
+        return tuple(replace(sample, **told) for sample in samples[:_MAX_ROWS])
+
+    def _ask_driver(self) -> None:
+        """Ask for the driver's version, at every start: it is updated between two.
+
+        Raises:
+            NvmlError: the driver as a whole is gone (a code of `DRIVER_GONE`).
+        """
+        try:
+            answer = self._calls.call("nvmlSystemGetDriverVersion")
+        except NvmlError as exc:
+            if exc.code in DRIVER_GONE:
+                raise
+            self._driver, self._driver_reason = "", value_sentence(exc.code)[:_MAX_NAME]
+            return
+        text = answer.decode("ascii", "replace") if isinstance(answer, bytes) else str(answer)
+        self._driver = text.strip()[:_MAX_NAME]
+        self._driver_reason = "" if self._driver else "NVML gives an empty version"
 
     def _fail(self, code: int) -> None:
         self._shut_down()

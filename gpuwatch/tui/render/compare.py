@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from gpuwatch.store.compare import untold_drivers
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.checks import check_lines
-from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, width_of, wrap
+from gpuwatch.tui.render.text import Line, cells, clip, fit, heading, pad, rpad, width_of, wrap
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.verify import CheckResult
@@ -44,6 +45,9 @@ _VALUE_CELLS = 8
 _SHARE_CELLS = 8
 _SPREAD_FROM = 104
 """Cells from which on there is room for how the steps lie."""
+
+_LONG = 48
+"""Cells of a setting's value: a longer one is cut."""
 
 _MUCH = 0.1
 """A step that is longer by a tenth is critical, as a finding of a fifth of it is."""
@@ -184,9 +188,24 @@ def _packed(title: str, facts: Sequence[str], width: int, style: str = "text") -
     ]
 
 
+def _parts(before: str, after: str) -> tuple[str, str]:
+    """Return what is in one of two long texts alone, word by word, in its order: of a command line
+    the arguments that are others. The texts themselves where that says nothing.
+    """
+    one, other = before.split(), after.split()
+    only = [
+        " ".join(word for word in mine if word not in theirs)
+        for mine, theirs in ((one, other), (other, one))
+    ]
+    if not any(only) or max(map(cells, (before, after))) <= _LONG:
+        return before, after
+    return f"… {only[0]}" if only[0] else "…", f"… {only[1]}" if only[1] else "…"
+
+
 def _difference(setting: Setting) -> str:
     name = setting.name.removeprefix("versions.")
-    values = [clip(_shown(value), 48) for value in (setting.before, setting.after)]
+    pair = _parts(_shown(setting.before), _shown(setting.after))
+    values = [clip(value, _LONG) for value in pair]
     if setting.is_environment:
         # A run always has a version and a device: one that tells none has not told it.
         values = [numbers.NA if value == "none" else value for value in values]
@@ -202,17 +221,18 @@ def _environment(found: Comparison, width: int) -> list[Line]:
         "versions.cuda": "CUDA",
         "versions.nccl": "NCCL",
         "device_name": "",
+        "driver": "driver",
     }
     parts = [f"{told[s.name]} {_shown(s.before)}".strip() for s in known if s.name in told]
     parts += [f"{_shown(s.before)} cores" for s in known if s.name == "cores"]
-    tail = "the driver is in no recording"
+    tail = [f"driver n/a {words}" for words in untold_drivers(found)]
     if differing:
         facts = [_difference(setting) for setting in differing]
-        return _packed("environment", [*facts, tail], width, "warning")
+        return _packed("environment", [*facts, *tail], width, "warning")
     if not known:
-        return _packed("environment", ["n/a: no rank has told its own"], width, "dim")
+        return _packed("environment", ["n/a: no rank has told its own", *tail], width, "dim")
     words = f"equal ({', '.join(parts)})" if parts else "equal"
-    return _packed("environment", [words, tail], width, "dim")
+    return _packed("environment", [words, *tail], width, "dim")
 
 
 def _settings(found: Comparison, width: int, key: str, *, show_all: bool) -> list[Line]:

@@ -203,6 +203,10 @@ def _reading_lines(gpu: GpuSample, width: int, *, brief: bool = False) -> list[L
         line.append((f"   {pad(rows_of_rest[0], room)}", style))
         lines.append(fit([*line, (source, "faint")], width))
         lines += [fit([(" " * 31, "text"), (row, style)], width) for row in rows_of_rest[1:]]
+    if gpu.driver or gpu.driver_reason:
+        value, style = (gpu.driver, "strong") if gpu.driver else (numbers.NA, "dim")
+        told: Line = [(f" {pad('driver', 16)}", "dim"), (rpad(clip(value, 24), 11), style)]
+        lines.append(fit([*told, (f"   {gpu.driver_reason}", "text")], width))
     return lines
 
 

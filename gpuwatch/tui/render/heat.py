@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, isfinite
 
 from gpuwatch.schema import GpuSample
@@ -42,10 +43,10 @@ class HeatGrid:
     label: int
 
 
-def _grouped(run: RunView) -> list[tuple[str, list[int]]]:
+def _grouped(nodes: Sequence[str]) -> list[tuple[str, list[int]]]:
     groups: dict[str, list[int]] = {}
-    for i, rank in enumerate(run.ranks):
-        groups.setdefault(rank.node, []).append(i)
+    for i, node in enumerate(nodes):
+        groups.setdefault(node, []).append(i)
     return list(groups.items())
 
 
@@ -96,7 +97,17 @@ def heat_grid(run: RunView, width: int, rows: int) -> HeatGrid:
     A line a node; else several nodes a line; else several ranks of a node a glyph; else ranks in
     a row without regard to nodes, where there are more nodes than glyphs.
     """
-    groups = _grouped(run)
+    return _grid(_nodes(run), tuple([rank.rank for rank in run.ranks]), width, rows)
+
+
+def _nodes(run: RunView) -> tuple[str, ...]:
+    return tuple([rank.node for rank in run.ranks])
+
+
+# Where ranks run changes seldom, and the picture is wanted several times a second.
+@lru_cache(maxsize=4)
+def _grid(nodes: tuple[str, ...], ranks: tuple[int, ...], width: int, rows: int) -> HeatGrid:
+    groups = _grouped(nodes)
     positions = tuple([i for _, members in groups for i in members])
     longest = max([len(name) for name, _ in groups], default=0)
     label = max(_LEAST_LABEL, min(_MOST_LABEL, longest + 3, width // 4))
@@ -130,7 +141,7 @@ def heat_grid(run: RunView, width: int, rows: int) -> HeatGrid:
             if first >= len(positions):
                 break
             cells.append((label + i, first, min(len(positions), first + per_glyph) - 1))
-        flat.append((f"{run.ranks[positions[start]].rank:,}", tuple(cells)))
+        flat.append((f"{ranks[positions[start]]:,}", tuple(cells)))
     return HeatGrid(tuple(flat), positions, per_glyph, label)
 
 
@@ -148,10 +159,9 @@ def rank_under(grid: HeatGrid, values: Sequence[float | None], x: int, y: int) -
 
 def heat_height(run: RunView, width: int) -> int:
     """Return the rows that the picture would like to have, without its pointer and its scale."""
-    groups = _grouped(run)
-    if not groups:
+    if not run.ranks:
         return 0
-    return len(heat_grid(run, width, max(len(groups), 4) * 4).rows)
+    return len(heat_grid(run, width, max(len(set(_nodes(run))), 4) * 4).rows)
 
 
 def heat_values(run: RunView, metric: Metric, gpus: Mapping[str, GpuSample]) -> list[float | None]:

@@ -16,13 +16,14 @@ from textual.widget import Widget
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.glyphs import to_ascii
-from gpuwatch.tui.render.text import Line, width_of
+from gpuwatch.tui.render.text import Line, cells, width_of
 from gpuwatch.tui.theme import SELECTED_STYLES, STYLES
 
 __all__ = [
     "LinePane",
     "ListPane",
     "ascii_only",
+    "changed_span",
     "forget_drawn",
     "place",
     "set_ascii",
@@ -81,23 +82,53 @@ def forget_drawn() -> None:
     StylesCache.get_inner_outer.cache_clear()
 
 
-def _refresh_changed(pane: Widget, changed: Sequence[int], height: int) -> None:
-    """Ask for a repaint of the lines that changed, joined where they follow each other."""
-    if not changed:
-        return
-    if len(changed) >= height:
-        pane.refresh()
-        return
+def _shared(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]], end: int) -> int:
+    """Return how many cells two lines have in common: at their beginning (1) or their end (-1)."""
+    room = 0
+    for (text, style), (old, old_style) in zip(one[::end], other[::end], strict=False):
+        if text == old and style == old_style:
+            room += cells(text)
+            continue
+        if style == old_style:
+            pairs = enumerate(zip(text[::end], old[::end], strict=False))
+            alike = next((i for i, (a, b) in pairs if a != b), min(len(text), len(old)))
+            room += cells(text[:alike] if end > 0 else text[len(text) - alike :])
+        break
+    return room
+
+
+def changed_span(old: Line, new: Line, width: int) -> tuple[int, int] | None:
+    """Return from where to where (cells, the end not included) a line differs; None: nowhere.
+
+    A line of another width than the pane differs as a whole.
+    """
+    if old == new:
+        return None
+    if width_of(old) != width or width_of(new) != width:
+        return 0, width
+    first = _shared(new, old, 1)
+    last = max(width - _shared(new, old, -1), first + 1)
+    return min(first, last - 1), last
+
+
+def _refresh_changed(pane: Widget, old: Sequence[Line], new: Sequence[Line]) -> None:
+    """Ask for a repaint of what differs between two pictures; what is alike costs no byte."""
     width = pane.size.width
     regions: list[Region] = []
-    start = last = changed[0]
-    for y in [*changed[1:], -1]:
-        if y == last + 1:
-            last = y
+    for y in range(max(len(old), len(new))):
+        if y >= len(old) or y >= len(new):
+            span: tuple[int, int] | None = (0, width)
+        else:
+            span = changed_span(old[y], new[y], width)
+        if span is None:
             continue
-        regions.append(Region(0, start, width, last - start + 1))
-        start = last = y
-    pane.refresh(*regions)
+        before = regions[-1] if regions else None
+        if before is not None and before.bottom == y and (before.x, before.right) == span:
+            regions[-1] = Region(before.x, before.y, before.width, before.height + 1)
+        else:
+            regions.append(Region(span[0], y, span[1] - span[0], 1))
+    if regions:
+        pane.refresh(*regions)
 
 
 class LinePane(Widget):
@@ -126,11 +157,7 @@ class LinePane(Widget):
     def show(self, lines: list[Line]) -> None:
         """Replace the picture."""
         old, self._lines = self._lines, lines
-        longest = max(len(old), len(lines))
-        changed = [
-            y for y in range(longest) if y >= len(old) or y >= len(lines) or old[y] != lines[y]
-        ]
-        _refresh_changed(self, changed, longest)
+        _refresh_changed(self, old, lines)
 
     def render_line(self, y: int) -> Strip:
         """Return one line as Textual wants it."""
@@ -229,11 +256,8 @@ class ListPane(ScrollView, can_focus=True, inherit_bindings=False):
         return [*self._fixed, *(self._row(i) for i in rows)]
 
     def _repaint(self) -> None:
-        old, new = self._drawn, self._visible()
-        self._drawn = new
-        longest = max(len(old), len(new))
-        changed = [y for y in range(longest) if y >= len(old) or y >= len(new) or old[y] != new[y]]
-        _refresh_changed(self, changed, max(longest, 1))
+        old, self._drawn = self._drawn, self._visible()
+        _refresh_changed(self, old, self._drawn)
 
     def render_line(self, y: int) -> Strip:
         """Return one line as Textual wants it."""
