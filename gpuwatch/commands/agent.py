@@ -19,12 +19,25 @@ __all__ = ["agent"]
     show_default=True,
     help="End after so many seconds without a run and without a monitor.",
 )
-def agent(detach: bool, idle_s: float) -> None:
+@click.option(
+    "--stdio",
+    is_flag=True,
+    help="Carry its frames to stdout and commands from stdin, for gpuwatch attach.",
+)
+def agent(detach: bool, idle_s: float, stdio: bool) -> None:
     """Stand between the ranks of this node and every monitor.
 
     The first monitor on a node starts it by itself; it ends when it has had no run and no monitor
     for a minute. There is one a user and node: a second one says so and ends.
+
+    With --stdio it is the far end of gpuwatch attach instead, and starts a node process if there
+    is none; it ends with its stdin.
     """
+    if stdio:
+        if detach:
+            raise click.UsageError("--stdio stays with its pipe: leave --detach out")
+        _carry()
+        return
     from gpuwatch.wire.publish import run_directory
 
     directory = run_directory()
@@ -45,6 +58,32 @@ def agent(detach: bool, idle_s: float) -> None:
     else:
         click.echo(f"gpuwatch agent {os.getpid()} serves {directory}", err=True)
     node_process.run()
+
+
+def _carry() -> None:
+    """Be the far end of a pipe until one of its ends is closed."""
+    from gpuwatch import __version__
+
+    if os.isatty(0) or os.isatty(1):
+        raise click.UsageError(
+            "--stdio speaks to gpuwatch attach through pipes, and this is a terminal: leave -t out"
+        )
+    # Whatever else prints in this process goes to stderr: stdout is the pipe's alone.
+    sys.stdout.flush()
+    sink = os.dup(1)
+    os.dup2(2, 1)
+    from gpuwatch.commands.session import AGENT_ARGV
+    from gpuwatch.wire.collect import Stdio
+    from gpuwatch.wire.publish import run_directory
+
+    carried = Stdio(run_directory(), AGENT_ARGV, package=__version__, source=0, sink=sink)
+    carried.run()
+    if carried.dropped:
+        with contextlib.suppress(OSError):  # with the connection stderr may be gone too
+            click.echo(
+                f"gpuwatch: {carried.dropped:,} frames were dropped: the connection is slower",
+                err=True,
+            )
 
 
 def _detach(log: str) -> None:

@@ -13,6 +13,7 @@ __all__ = ["cli"]
 
 _COMMANDS = {
     "agent": "the node process: between the ranks of this node and every monitor",
+    "attach": "watch runs on other machines, through ssh or any command that gets there",
     "compare": "what a change has brought: two runs or recordings",
     "demo": "train two ranks with a loader that is too slow, and watch them",
     "diagnose": "say why the step is not faster, and what to change",

@@ -1,0 +1,412 @@
+"""Targets on other machines, and the session on them: one store, fed by several pipes."""
+
+import contextlib
+import os
+import re
+import resource
+import shlex
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from gpuwatch import __version__
+from gpuwatch.errors import AgentError, TargetError
+from gpuwatch.frames import encode, printable
+from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
+from gpuwatch.store import Store, View
+from gpuwatch.store.live import SILENT_S
+from gpuwatch.store.views import Event, NodeView, RankView, RunView
+from gpuwatch.wire.collect import Pipe, PipeLink, PipeTarget
+
+__all__ = [
+    "PROGRAM",
+    "RemoteSession",
+    "is_remote",
+    "make_room",
+    "open_session",
+    "parse_target",
+    "parse_via",
+]
+
+PROGRAM = "gpuwatch"
+_AGENT = ("agent", "--stdio")
+
+SSH_ARGV = (
+    "ssh",
+    "-T",
+    # There is a screen, or nobody, where ssh would ask: it says what it misses instead.
+    "-oBatchMode=yes",
+    "-oConnectTimeout=10",
+    # A link that is dead without a word is noticed within 15 s.
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3",
+)
+
+# Neither may begin with a dash: ssh would take it for an option.
+_USER = r"[A-Za-z0-9_.][A-Za-z0-9_.\\+-]{0,63}"
+_HOST = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9_.-]{1,15})?\]"
+_SSH = re.compile(
+    rf"ssh://(?:(?P<user>{_USER})@)?(?P<host>{_HOST})(?::(?P<port>\d{{1,5}}))?"
+    r"(?:[:/](?P<run>[^/\s]{1,256}))?/?"
+)
+
+_CONNECT_S = 20.0
+_ANSWER_S = 3.0
+_ASK_AGAIN_S = 1.0
+_ASK_LONGEST_S = 60.0
+_EVENTS = 200
+_NOTICES = 16
+_LABEL = 48
+_KEPT_RANKS = 40_000
+_FILES = 128
+_FILES_A_PIPE = 4  # three, and one of a command that is ending
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first fields of a rank frame: enough to tell whose it is."""
+
+    version: int
+    run: str
+    rank: int
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def is_remote(target: str) -> bool:
+    """Whether a TARGET is reached over a pipe; else it is a run or a file of this machine."""
+    return "://" in target or target == "local"
+
+
+def parse_target(text: str, program: str = PROGRAM) -> PipeTarget:
+    """Return what `ssh://[user@]host[:port][/run]` means, or `local` for this machine.
+
+    `:run` may stand for `/run` where the run's name is not a number. `GPUWATCH_SSH` is taken in
+    place of `ssh` and its options.
+
+    Raises:
+        TargetError: it is none of these.
+    """
+    if text == "local":
+        return PipeTarget(
+            "local",
+            (sys.executable, "-P", "-m", "gpuwatch", *_AGENT),
+            f"{PROGRAM} {' '.join(_AGENT)}",
+            "this machine",
+        )
+    if text.startswith("tcp://"):
+        raise TargetError(f"{text} cannot be attached to by this version; use ssh:// or --via")
+    found = _SSH.fullmatch(text)
+    if found is None:
+        raise TargetError(
+            f"{printable(text)!r} is no target; write ssh://host, ssh://user@host:port or "
+            "ssh://host/run"
+        )
+    port = found["port"]
+    if port is not None and not 1 <= int(port) <= 65535:
+        raise TargetError(f"{port} in {text} is no port; a run that is a number is written /{port}")
+    host = found["host"].strip("[]")
+    user = f"{found['user']}@" if found["user"] else ""
+    aim = (*(("-p", port) if port else ()), user + host)
+    return PipeTarget(
+        label=f"ssh://{user}{found['host']}{f':{port}' if port else ''}",
+        # The far shell splits the last word again, as it does whatever ssh is told to run.
+        argv=(*_ssh(), *aim, " ".join((program, *_AGENT))),
+        reach=" ".join(("ssh", *aim)),
+        place=host,
+        program=program,
+        run=found["run"] or "",
+    )
+
+
+def _ssh() -> tuple[str, ...]:
+    own = os.environ.get("GPUWATCH_SSH", "").strip()
+    return tuple(_split(own, "GPUWATCH_SSH")) if own else SSH_ARGV
+
+
+def parse_via(text: str, program: str = PROGRAM) -> PipeTarget:
+    """Return the target that a command leads to: its words, then `gpuwatch agent --stdio`.
+
+    No shell takes part: quotes group words, and that is all.
+
+    Raises:
+        TargetError: it is no command.
+    """
+    words = _split(text, "--via")
+    if not words:
+        raise TargetError("--via needs a command, such as 'kubectl exec -i POD --'")
+    shown = printable(text.strip().removesuffix("--").rstrip())
+    label = shown if len(shown) <= _LABEL else f"{shown[: _LABEL - 1]}…"
+    return PipeTarget(
+        label=label,
+        argv=(*words, *_split(program, "--remote-command"), *_AGENT),
+        reach=shown,
+        program=program,
+    )
+
+
+def _split(text: str, name: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as exc:
+        raise TargetError(f"{name} {printable(text)!r} is no command: {exc}") from None
+
+
+def make_room(targets: int) -> None:
+    """Raise the limit on open files, where it is too low for so many pipes.
+
+    Raises:
+        TargetError: the hard limit is too low; libzmq and Python end badly without descriptors.
+    """
+    needed = _FILES + _FILES_A_PIPE * targets
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise TargetError(
+            f"{targets} targets need {needed:,} open files and the limit is {hard:,}; raise it "
+            "(ulimit -Hn), or attach to fewer"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def open_session(
+    targets: Sequence[str],
+    *,
+    via: Sequence[str] = (),
+    program: str = PROGRAM,
+    tap: Callable[[bytes], None] | None = None,
+) -> "tuple[RemoteSession, str | None]":
+    """Return a session on all of the targets, and the run that one of them names.
+
+    Raises:
+        TargetError: one of them is no target, or there are too many.
+    """
+    found = [parse_target(text, program) for text in targets]
+    found += [parse_via(text, program) for text in via]
+    found = list(dict.fromkeys(found))
+    make_room(len(found))
+    run = next((target.run for target in found if target.run), None)
+    return RemoteSession(found, tap=tap), run
+
+
+class RemoteSession:
+    """A `Session` on other machines. It connects for ever; a target that cannot be reached is said.
+
+    What is known of a node that cannot be reached stays; its ranks count as silent, whatever they
+    do. `tap` is called with the bytes of every frame after they are in the picture, in the thread
+    of the pipes.
+    """
+
+    def __init__(
+        self, targets: Sequence[PipeTarget], *, tap: Callable[[bytes], None] | None = None
+    ) -> None:
+        self._tap = tap
+        self._store = Store()
+        self._changes = 0
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self._asked: dict[tuple[str, int], tuple[float, float]] = {}
+        self._owners: dict[tuple[str, int], Pipe] = {}
+        self._incarnations: dict[Pipe, str] = {}
+        self._names: dict[str, dict[Pipe, str]] = {}
+        self._link = PipeLink(targets, __version__, self._on_frame, self._on_state)
+        self._link.start()
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self._store.version + self._changes
+
+    @property
+    def pipes(self) -> tuple[Pipe, ...]:
+        """The pipes, in the order of their targets."""
+        return self._link.pipes
+
+    # --- frames in -----------------------------------------------------------------------------
+
+    def _on_frame(self, pipe: Pipe, data: bytes, frame: NodeFrame, received_s: float) -> None:
+        name = self._name_of(pipe, frame)
+        if name != frame.node:
+            data = encode(msgspec.structs.replace(frame, node=name))
+        missing = self._store.apply(data, received_s)
+        self._own(pipe, frame)
+        for run, rank in missing:
+            key = (run, rank)
+            asked_s, pause_s = self._asked.get(key, (0.0, 0.0))
+            if received_s - asked_s <= pause_s:
+                continue
+            # A connection that is too slow for its frames is not to carry their past each second.
+            often = received_s - asked_s < 4 * pause_s
+            pause_s = min(_ASK_LONGEST_S, 2 * pause_s) if often else _ASK_AGAIN_S
+            self._asked[key] = (received_s, pause_s)
+            self._link.send(pipe, _command("snapshot", run, rank))
+        if self._tap is not None:
+            self._tap(data)
+
+    def _name_of(self, pipe: Pipe, frame: NodeFrame) -> str:
+        """Return what the node is called here: containers may all have one name."""
+        self._incarnations[pipe] = frame.incarnation
+        names = self._names.setdefault(frame.node, {})
+        if pipe not in names:
+            same = [n for p, n in names.items() if self._incarnations[p] == frame.incarnation]
+            new = frame.node if not names else f"{frame.node[:240]} ({len(names) + 1})"
+            names[pipe] = same[0] if same else new
+        return names[pipe]
+
+    def _own(self, pipe: Pipe, frame: NodeFrame) -> None:
+        """Note which pipe the ranks of a frame are heard through: machines may share a name."""
+        if len(self._owners) > _KEPT_RANKS:
+            self._owners, self._asked = {}, {}
+        for raw in frame.frames:
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                head = _head_decoder.decode(raw)
+                self._owners[printable(head.run), head.rank] = pipe
+
+    def _on_state(self, pipe: Pipe) -> None:
+        if pipe.state == "live" and not pipe.trouble:
+            text, severity = "attached" if pipe.attached == 1 else "attached again", "note"
+        else:
+            text, severity = pipe.trouble, "warning"
+        self._events.append(Event(time.time(), f"{pipe.target.label}: {text}", severity))
+        self._changes += 1
+
+    # --- views out -----------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """Return the present picture."""
+        view = self._store.view()
+        pipes = self._link.pipes
+        owners = self._owners
+        away = {pipe for pipe in pipes if not pipe.fresh}
+        runs = tuple(_unheard(run, owners, away) for run in view.runs) if away else view.runs
+        link, message = _link_of(pipes)
+        events = sorted((*view.events, *self._events), key=lambda event: event.at_s)
+        return replace(
+            view,
+            version=self.version,
+            runs=runs,
+            link=link,
+            message=message,
+            events=tuple(events),
+            notices=(*_notices(pipes), *view.notices),
+        )
+
+    def raw_run(self, run: str) -> str:
+        """Return a run id as its owner spells it, which is how frames name it."""
+        return self._store.raw_run(run)
+
+    def settled_view(self, timeout_s: float = _CONNECT_S) -> View:
+        """Wait until every target has answered with its past and two ticks of its sensors.
+
+        Targets that cannot be reached are waited for until their first failure, the others at most
+        `timeout_s`, and 3 s more for what they know.
+
+        Raises:
+            AgentError: none of them can be reached; one sentence and line a target.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        answer_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            view = self.view()
+            there = [p for p in self._link.pipes if p.heard_s]
+            if all(p.heard_s or p.state == "lost" for p in self._link.pipes):
+                if not there:
+                    break
+                answer_s = answer_s or now_s + _ANSWER_S
+                if now_s >= answer_s or (all(p.had_past for p in there) and _is_complete(view)):
+                    return view
+            if now_s >= deadline_s:
+                break
+            time.sleep(0.05)
+        if there:
+            return view
+        raise AgentError(
+            "\ngpuwatch: ".join(_notices(self._link.pipes)) or "no target has answered"
+        )
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def send(
+        self,
+        verb: str,
+        run: str,
+        rank: int | None = None,
+        args: dict[str, str | int | float | bool] | None = None,
+    ) -> str:
+        """Queue a command for the nodes that have the run, or the rank, and return its id."""
+        command = _command(verb, self._store.raw_run(run), rank, args)
+        owners = self._owners
+        found = {p for (r, n), p in list(owners.items()) if r == run and rank in (None, n)}
+        for pipe in found or self._link.pipes:
+            self._link.send(pipe, command)
+        return command.id
+
+    def close(self) -> None:
+        """End the pipes and their commands; returns within 0.5 s."""
+        self._link.close()
+
+
+def _command(
+    verb: str,
+    run: str,
+    rank: int | None,
+    args: dict[str, str | int | float | bool] | None = None,
+) -> Command:
+    return Command(WIRE_VERSION, uuid.uuid4().hex, verb, run=run, rank=rank, args=args or {})
+
+
+def _is_complete(view: View) -> bool:
+    """Whether every rank has said who it is, and rates of the machines are known: two ticks."""
+    return all(r.hello is not None for run in view.runs for r in run.ranks) and all(
+        node.host is not None and _has_rate(node) for node in view.nodes
+    )
+
+
+def _has_rate(node: NodeView) -> bool:
+    reading = node.host.readings.get("cpu_percent") if node.host is not None else None
+    return reading is not None and reading.value is not None
+
+
+def _unheard(run: RunView, owners: dict[tuple[str, int], Pipe], away: set[Pipe]) -> RunView:
+    """Return the run with the ranks that no pipe reaches now as silent."""
+    ranks = tuple(_silent(r, owners.get((r.run, r.rank)), away) for r in run.ranks)
+    return (
+        run
+        if all(a is b for a, b in zip(ranks, run.ranks, strict=True))
+        else replace(run, ranks=ranks)
+    )
+
+
+def _silent(rank: RankView, owner: Pipe | None, away: set[Pipe]) -> RankView:
+    if owner is None or owner not in away:
+        return rank
+    if rank.state in {"ended", "gone"} or rank.age_s <= SILENT_S:
+        return rank
+    # How long it stands where it was last seen is not known any more: that is no hang.
+    seen_s = max(0.0, rank.phase_age_s - rank.age_s)
+    reason = f"no contact with {owner.target.label}"
+    return replace(rank, state="silent", state_reason=reason, phase_age_s=seen_s)
+
+
+def _link_of(pipes: Sequence[Pipe]) -> tuple[str, str]:
+    if any(p.state == "live" and not p.trouble for p in pipes):
+        return "live", ""
+    troubled = _notices(pipes)
+    if not troubled:
+        return "connecting", f"connecting to {', '.join(p.target.label for p in pipes[:4])}"
+    more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
+    return "lost", f"{troubled[0]}{more}"
+
+
+def _notices(pipes: Sequence[Pipe]) -> tuple[str, ...]:
+    """Return a sentence for each target that is in trouble."""
+    texts = [f"{p.target.label}: {p.trouble}" for p in pipes if p.trouble]
+    if len(texts) > _NOTICES:
+        texts[_NOTICES - 1 :] = [f"{len(texts) - _NOTICES + 1} more targets cannot be reached"]
+    return tuple(texts)

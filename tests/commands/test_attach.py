@@ -1,0 +1,498 @@
+"""`gpuwatch attach`: what a target means, and two ranks on two machines that share this one."""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+import support
+from builders import node_frame, rank_frame
+
+from gpuwatch.commands import remote
+from gpuwatch.commands.remote import (
+    SSH_ARGV,
+    RemoteSession,
+    make_room,
+    parse_target,
+    parse_via,
+)
+from gpuwatch.errors import AgentError, TargetError
+from gpuwatch.frames import decode_node_frame
+from gpuwatch.store import RankView
+from gpuwatch.wire.collect import Pipe, PipeTarget, agent_presence
+
+SLEEPER = str(Path(__file__).parent.parent / "probe" / "sleeper.py")
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+RUN = "twohosts"
+
+
+# --- targets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "aim", "label", "run"),
+    [
+        ("ssh://node1", ["node1"], "ssh://node1", ""),
+        ("ssh://node1/", ["node1"], "ssh://node1", ""),
+        ("ssh://me@node1:2222", ["-p", "2222", "me@node1"], "ssh://me@node1:2222", ""),
+        ("ssh://node1:llama", ["node1"], "ssh://node1", "llama"),
+        ("ssh://node1/12345", ["node1"], "ssh://node1", "12345"),
+        ("ssh://node1:22/llama", ["-p", "22", "node1"], "ssh://node1:22", "llama"),
+        ("ssh://node1:22:llama", ["-p", "22", "node1"], "ssh://node1:22", "llama"),
+        ("ssh://[fe80::1%eth0]:22", ["-p", "22", "fe80::1%eth0"], "ssh://[fe80::1%eth0]:22", ""),
+    ],
+)
+def test_what_an_ssh_target_means(
+    monkeypatch: pytest.MonkeyPatch, text: str, aim: list[str], label: str, run: str
+) -> None:
+    monkeypatch.delenv("GPUWATCH_SSH", raising=False)
+    target = parse_target(text)
+    assert target.argv == (*SSH_ARGV, *aim, "gpuwatch agent --stdio")
+    assert (target.label, target.run) == (label, run)
+    assert target.reach == " ".join(("ssh", *aim))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node1",
+        "ssh://",
+        "ssh://-oProxyCommand=reboot",
+        "ssh://-v",
+        "ssh://-l@node1",
+        "ssh://node1;reboot",
+        "ssh://node1 reboot",
+        "ssh://node1:0",
+        "ssh://node1:99999",
+        "http://node1",
+        "tcp://node1:5555",
+        "ssh://\x1b[2J",
+    ],
+)
+def test_what_is_no_target_is_one_sentence(text: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        parse_target(text)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_commands_in_between_are_words_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUWATCH_SSH", "tsh ssh --proxy 'a b'")
+    assert parse_target("ssh://node1", "/opt/gw").argv == (
+        *("tsh", "ssh", "--proxy", "a b", "node1"),
+        "/opt/gw agent --stdio",
+    )
+    target = parse_via("kubectl exec -i 'a pod' -- ", "python3 -m gpuwatch")
+    assert target.argv == (
+        *("kubectl", "exec", "-i", "a pod", "--"),
+        *("python3", "-m", "gpuwatch", "agent", "--stdio"),
+    )
+    assert target.label == "kubectl exec -i 'a pod'"
+    for text in ("", "   ", "kubectl 'exec"):
+        with pytest.raises(TargetError):
+            parse_via(text)
+
+
+def test_targets_that_cannot_be_reached_are_a_sentence_each(rundir: Path) -> None:
+    missing = "/nowhere/to/be/found"
+    targets = ["--via", "false", "--via", missing, "ssh://nowhere.invalid"]
+    done = subprocess.run(
+        [*support.GPUWATCH, "attach", "--json", *targets],
+        env=support.environment(rundir, GPUWATCH_SSH="sh -c 'echo Permission denied, x; exit 9'"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    lines = done.stderr.strip().splitlines()
+    assert sorted(lines) == [
+        f"gpuwatch: {missing}: there is no {missing!r} on this machine",
+        "gpuwatch: false: it ended without a word (exit status 1); to see more, type: false",
+        "gpuwatch: ssh://nowhere.invalid: Permission denied, x (exit status 9)",
+    ]
+
+
+def test_a_run_of_this_machine_or_a_machine_without_its_ssh(rundir: Path) -> None:
+    done = subprocess.run(
+        [*support.GPUWATCH, "attach", "node1"],
+        env=support.environment(rundir),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "gpuwatch: no run 'node1' on this machine; another machine is written ssh://node1\n"
+    )
+
+
+# --- one store for several pipes ---------------------------------------------------------------
+
+
+@pytest.fixture
+def session() -> Iterator[RemoteSession]:
+    with attached([]) as made:
+        yield made
+
+
+def apply(session: RemoteSession, pipe: str, data: bytes, received_s: float = 0.0) -> None:
+    """Hand a frame on as a pipe does; which one is all that counts of it."""
+    session._on_frame(cast("Pipe", pipe), data, decode_node_frame(data), received_s)
+
+
+def test_machines_of_one_name_are_told_apart_and_one_machine_twice_is_one(
+    session: RemoteSession,
+) -> None:
+    for pipe, incarnation in (("a", "x"), ("b", "y"), ("c", "x"), ("a", "z")):
+        apply(session, pipe, node_frame(1, node="pod", incarnation=incarnation))
+    assert [n.node for n in session.view().nodes] == ["pod", "pod (2)"]
+
+
+def test_a_connection_that_keeps_losing_is_asked_for_the_past_less_and_less(
+    session: RemoteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    now_s = 1000.0
+    monkeypatch.setattr(session._link, "send", lambda _pipe, _command: asked.append(now_s))
+    for tick in range(1200):  # two minutes in which every other frame is lost
+        now_s = 1000.0 + tick / 10
+        apply(session, "a", node_frame(tick, [rank_frame(2 * tick)]), now_s)
+    waits = [later - earlier for earlier, later in pairwise(asked)]
+    assert len(asked) <= 8
+    assert waits == sorted(waits)
+    assert waits[-1] > 30
+
+
+def test_so_many_targets_as_there_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = (256, 1024)
+    new: list[tuple[int, int]] = []
+    monkeypatch.setattr(remote.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(remote.resource, "setrlimit", lambda _, pair: new.append(pair))
+    make_room(10)
+    assert not new
+    make_room(200)
+    assert new == [(928, 1024)]
+    with pytest.raises(TargetError, match=r"300 targets need 1,328 open files"):
+        make_room(300)
+
+
+# --- two machines ------------------------------------------------------------------------------
+
+
+def program(directory: Path) -> str:
+    """The gpuwatch of one machine: its own run directory."""
+    return shlex.join(["env", f"GPUWATCH_DIR={directory}", *support.GPUWATCH])
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[Path]]:
+    """Two run directories, each with one of the two ranks of a run."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(support.run_directory()) for _ in range(2)]
+        for rank, directory in enumerate(found):
+            env = support.environment(
+                directory,
+                RANK=str(rank),
+                WORLD_SIZE="2",
+                GPUWATCH_RUN_ID=RUN,
+                SECONDS="150",
+                WATCH="1",
+            )
+            stack.enter_context(support.process([sys.executable, SLEEPER], env))
+        yield found
+
+
+@contextlib.contextmanager
+def attached(targets: list[PipeTarget]) -> Iterator[RemoteSession]:
+    session = RemoteSession(targets)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def rank_of(session: RemoteSession, rank: int) -> RankView | None:
+    run = session.view().run(RUN)
+    return next((r for r in run.ranks if r.rank == rank), None) if run is not None else None
+
+
+def steps(session: RemoteSession, rank: int) -> int:
+    found = rank_of(session, rank)
+    return found.steps if found is not None else 0
+
+
+def both_train(session: RemoteSession) -> bool:
+    found = [rank_of(session, rank) for rank in range(2)]
+    return all(r is not None and r.state == "training" and r.window for r in found)
+
+
+def has_sampler(session: RemoteSession) -> bool:
+    view = session.view()
+    return bool(view.nodes) and all(
+        r is not None and r.process is not None for r in (rank_of(session, n) for n in range(2))
+    )
+
+
+def no_steps_are_missing_or_double(session: RemoteSession) -> bool:
+    for number in range(2):
+        rank = rank_of(session, number)
+        if rank is None or rank.lost:
+            return False
+        indices = [r.index for r in rank.window]
+        assert indices == list(range(indices[0], indices[0] + len(indices)))
+    return True
+
+
+def listeners(directories: list[Path]) -> list[str]:
+    """Sockets of the internet that our processes have: this one, its children, the far sides."""
+    ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    names = {f"GPUWATCH_DIR={directory}" for directory in directories}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes().decode("utf-8", "replace")
+            if names & set(environ.split("\0")):
+                ours.append(process)
+    assert len(ours) > 2 * len(directories)
+    found = []
+    for process in ours:
+        with contextlib.suppress(psutil.Error):
+            if process.name() != "sshd":  # the test's own: the far machine's door
+                found += [
+                    f"{process.name()} {c.laddr}"
+                    for c in process.net_connections("inet")
+                    if c.status == psutil.CONN_LISTEN
+                ]
+    return found
+
+
+def test_two_machines_are_one_job_and_a_lost_one_comes_back(
+    machines: list[Path], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    through = f'test -e {gate} || {{ echo the gate is closed >&2; exit 1; }}; exec "$@"'
+    targets = [
+        parse_via("env --", program(machines[0])),
+        parse_via(shlex.join(["sh", "-c", through, "x"]), program(machines[1])),
+    ]
+    with attached(targets) as session:
+        support.wait_until(lambda: both_train(session), 30, "both ranks")
+        support.wait_until(lambda: has_sampler(session), 10, "their samplers")
+        run = session.view().run(RUN)
+        assert run is not None
+        assert (run.world_size, len(run.ranks), len(session.view().runs)) == (2, 2, 1)
+
+        # A command reaches the rank it names.
+        asked = session.send("stack", RUN, 1)
+
+        def answered() -> bool:
+            rank = rank_of(session, 1)
+            return rank is not None and any(r.id == asked and r.data for r in rank.replies)
+
+        support.wait_until(answered, 5, "stacks of rank 1")
+
+        # The way to the second machine is cut, and stays so.
+        gate.unlink()
+        pipe = session.pipes[1]
+        assert pipe.pid is not None
+        os.kill(pipe.pid, signal.SIGKILL)
+        support.wait_until(lambda: pipe.trouble.startswith("the gate is closed"), 10, "a word")
+        # The pipe to the first one is open; the node process behind it does not answer.
+        presence = agent_presence(machines[0])
+        assert presence is not None
+        os.kill(presence.pid, signal.SIGSTOP)
+        try:
+            trouble = "does not answer (is it stopped?)"
+            support.wait_until(lambda: trouble in session.pipes[0].trouble, 5, trouble)
+            assert session.view().link == "lost"
+        finally:
+            os.kill(presence.pid, signal.SIGCONT)
+        support.wait_until(lambda: session.view().link == "live", 5, "an answer")
+        support.wait_until(
+            lambda: (r := rank_of(session, 1)) is not None and r.state == "silent", 10, "silent"
+        )
+        view = session.view()
+        cut = rank_of(session, 1)
+        assert cut is not None
+        assert cut.state_reason == f"no contact with {pipe.target.label}"
+        assert cut.phase_age_s < cut.age_s  # it is not said to stand where it was seen last
+        assert view.link == "live"
+        assert view.notices[0] == f"{pipe.target.label}: the gate is closed (exit status 1)"
+        before = steps(session, 0)
+        support.wait_until(lambda: steps(session, 0) > before + 5, 5, "the other goes on")
+
+        gate.touch()
+        before = steps(session, 1)
+        support.wait_until(lambda: steps(session, 1) > before, 12, "back again")
+        support.wait_until(lambda: both_train(session), 5, "both ranks")
+        support.wait_until(lambda: no_steps_are_missing_or_double(session), 8, "no gap")
+        assert pipe.attached == 2
+        assert session.view().notices == ()
+        told = [e.text for e in session.view().events if e.text.startswith(pipe.target.label)]
+        assert told[0] == f"{pipe.target.label}: attached"
+        assert told[-1] == f"{pipe.target.label}: attached again"
+        assert not listeners(machines)
+        pids = [p.pid for p in session.pipes]
+        began_s = time.monotonic()
+        session.close()
+        assert time.monotonic() - began_s < 1.0
+        assert not any(pid and psutil.pid_exists(pid) for pid in pids)
+
+
+def far_sides(directories: list[Path]) -> int:
+    """How many far ends of pipes run."""
+    found = [line for d in directories for line in support.processes_of(d)]
+    return sum(line.strip().endswith("agent --stdio") for line in found)
+
+
+@pytest.mark.terminal
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux on this machine")
+def test_the_screen_shows_both_and_says_what_a_third_lacks(machines: list[Path]) -> None:
+    vias = [f"env GPUWATCH_DIR={directory}" for directory in machines]
+    argv = [
+        *support.GPUWATCH,
+        "attach",
+        *("--remote-command", shlex.join(support.GPUWATCH)),
+        *("--via", vias[0], "--via", vias[1], "--via", "false"),
+    ]
+    tmux = support.Tmux(machines[0], 150, 45)
+    try:
+        tmux.start(shlex.join(argv), support.environment(machines[0]))
+        tmux.wait_for("2 nodes x 1 ranks", 20)
+        tmux.wait_for("false: it ended without a word", 10)
+        assert far_sides(machines) == 2
+        tmux.keys("q")
+        support.wait_until(lambda: far_sides(machines) == 0, 3, "their end")
+    finally:
+        tmux.close()
+
+
+def test_one_picture_of_two_machines_as_json(machines: list[Path]) -> None:
+    vias = [f"env GPUWATCH_DIR={directory}" for directory in machines]
+    done = subprocess.run(
+        [
+            *(*support.GPUWATCH, "attach", "--json", "--via", vias[0], "--via", vias[1]),
+            *("--via", "false", "--remote-command", shlex.join(support.GPUWATCH)),
+        ],
+        env=support.environment(machines[0]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (run["run"], [r["rank"] for r in run["ranks"]]) == (RUN, [0, 1])
+    assert done.stderr.startswith("gpuwatch: false: it ended without a word")
+
+
+# --- a real sshd -------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def keygen(path: Path) -> None:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=20
+    )
+
+
+@contextlib.contextmanager
+def an_sshd(directory: Path, port: int) -> Iterator[None]:
+    """An sshd of the test's own: its keys, its port, loopback only."""
+    assert SSHD is not None
+    keygen(directory / "host")
+    keygen(directory / "user")
+    shutil.copy(directory / "user.pub", directory / "authorized")
+    (directory / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {directory / 'host'}\n"
+        f"AuthorizedKeysFile {directory / 'authorized'}\nStrictModes no\nUsePAM no\n"
+        "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        "PermitRootLogin prohibit-password\nPrintMotd no\n"
+    )
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where Debian's sshd drops to
+    log = directory / "sshd.log"
+    argv = [SSHD, "-D", "-e", "-f", str(directory / "sshd_config")]
+    with support.process(argv, {"PATH": os.environ["PATH"]}, output=log):
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        try:
+            support.wait_until(listens, 10, "sshd")
+            yield
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}; sshd said:\n{support.text_of(log)[-2000:]}") from exc
+
+
+@pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh") is None,
+    reason="no sshd on this machine (Debian: apt-get install openssh-server)",
+)
+def test_two_ranks_behind_a_real_sshd(
+    machines: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    known = tmp_path / "known_hosts"
+    own = [
+        *("-F", "none", "-i", str(tmp_path / "user"), "-o", "IdentitiesOnly=yes"),
+        *("-o", "IdentityAgent=none", "-o", f"UserKnownHostsFile={known}"),
+        *("-o", "GlobalKnownHostsFile=none", "-o", "StrictHostKeyChecking=yes"),
+    ]
+    monkeypatch.setenv("GPUWATCH_SSH", shlex.join([*SSH_ARGV, *own]))
+    address = f"ssh://127.0.0.1:{port}"
+    with an_sshd(tmp_path, port):
+        # What is wrong with the login is said, with what to type.
+        with attached([parse_target(address)]) as session, pytest.raises(AgentError) as caught:
+            session.settled_view()
+        assert "is not known yet; type once: ssh -p" in str(caught.value)
+        host = " ".join((tmp_path / "host.pub").read_text().split()[:2])
+        known.write_text(f"[127.0.0.1]:{port} {host}\n")
+        with (
+            attached([parse_target(address, "/nowhere/gpuwatch")]) as session,
+            pytest.raises(AgentError) as caught,
+        ):
+            session.settled_view()
+        assert "there is no '/nowhere/gpuwatch' on 127.0.0.1" in str(caught.value)
+
+        targets = [parse_target(address, program(directory)) for directory in machines]
+        with attached(targets) as session:
+            support.wait_until(lambda: both_train(session), 30, "both ranks")
+            support.wait_until(lambda: has_sampler(session), 10, "their samplers")
+            children = [p.pid for p in session.pipes]
+            os.kill(children[1] or 0, signal.SIGKILL)
+            support.wait_until(lambda: session.pipes[1].attached == 2, 15, "back again")
+            before = steps(session, 1)
+            support.wait_until(lambda: steps(session, 1) > before, 5, "steps go on")
+            support.wait_until(lambda: no_steps_are_missing_or_double(session), 8, "no gap")
+            assert not listeners(machines)
+        assert not any(pid and psutil.pid_exists(pid) for pid in children)
+        authorized = tmp_path / "authorized"
+        authorized.write_text("")
+        with attached(targets[:1]) as session, pytest.raises(AgentError) as caught:
+            session.settled_view()
+        assert "ssh-copy-id -p" in str(caught.value)
