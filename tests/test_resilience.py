@@ -16,7 +16,7 @@ from gpuwatch.wire.collect import agent_presence
 
 SCRIPT = str(Path(__file__).parent / "probe" / "sleeper.py")
 SECONDS = 15.0
-PAIRS = 3
+PAIRS = 2
 
 
 def start(rundir: Path, **env: str) -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ the sleeping. What is allowed is one millisecond or 5 %, as the median of what e
 
 import json
 import statistics
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,26 @@ def check(frame: RankFrame, row: dict[str, Any]) -> list[StepRecord]:
     return records
 
 
+def holds(compare: Callable[..., object], *arguments: Any) -> bool:
+    """Whether a comparison of wall times with wall times holds.
+
+    Another process that takes a core for a moment, between the script's clock and ours, spoils it:
+    such a scenario is tried once more, by itself.
+    """
+    try:
+        compare(*arguments)
+    except AssertionError:
+        return False
+    return True
+
+
+def again(tmp_path: Path) -> Path:
+    """A folder for the second try."""
+    folder = tmp_path / "again"
+    folder.mkdir()
+    return folder
+
+
 def own_ms(records: list[StepRecord], row: dict[str, Any]) -> float:
     """The own time of a rank, checked against the truth."""
     seen_ms = [(r.step_ns - (r.host.comm or 0)) / 1e6 for r in records]
@@ -113,8 +134,12 @@ def one_process(rundir: Path, tmp_path: Path, argv: list[str], scenarios: list[s
     assert frame.hello is not None
     assert (frame.hello.world_size, frame.hello.run_name) == (1, "ground-truth")
     assert frame.state.phases_na["comm"] == "one process"
-    for of_rank in rows.values():
-        check(frame, of_rank[0])
+    spoilt = [name for name, of_rank in rows.items() if not holds(check, frame, of_rank[0])]
+    if spoilt:
+        with support.run_directory() as another:
+            (once_more,), rows = run(another, again(tmp_path), argv, 1, spoilt)
+        for of_rank in rows.values():
+            check(once_more, of_rank[0])
     # A last step that nothing has followed may still be open.
     assert frame.ledger.steps in (len(scenarios) * STEPS, len(scenarios) * STEPS - 1)
     assert frame.dropped == 0
@@ -135,20 +160,31 @@ def two_ranks(
 ) -> list[RankFrame]:
     frames, rows = run(rundir, tmp_path, argv, 2, scenarios)
     assert len({f.run for f in frames}) == 1
-    for name, of_rank in rows.items():
-        steps = [check(frame, of_rank[rank]) for rank, frame in enumerate(frames)]
-        word = name.split()[0]
-        if word == "late":
-            # The whole step is the same on both ranks; own time tells which one is late, and the
-            # other one's exposed communication is the wait for it.
-            early, late = (own_ms(records, of_rank[rank]) for rank, records in enumerate(steps))
-            # On a machine that does more than this, either may be late by some more.
-            assert late - early == pytest.approx(LATE_MS, abs=12), name
-            assert comm_ms(steps[0]) - comm_ms(steps[1]) == pytest.approx(LATE_MS, abs=15), name
-        elif word == "slow":
-            for records in steps:
-                assert comm_ms(records) > SLOW_MS, name
+    spoilt = [
+        name for name, of_rank in rows.items() if not holds(check_both, frames, name, of_rank)
+    ]
+    if spoilt:
+        with support.run_directory() as another:
+            once_more, rows = run(another, again(tmp_path), argv, 2, spoilt)
+        for name, of_rank in rows.items():
+            check_both(once_more, name, of_rank)
     return frames
+
+
+def check_both(frames: list[RankFrame], name: str, of_rank: dict[int, Any]) -> None:
+    """Compare the steps of a scenario on two ranks with the truth."""
+    steps = [check(frame, of_rank[rank]) for rank, frame in enumerate(frames)]
+    word = name.split(maxsplit=1)[0]
+    if word == "late":
+        # The whole step is the same on both ranks; own time tells which one is late, and the
+        # other one's exposed communication is the wait for it.
+        early, late = (own_ms(records, of_rank[rank]) for rank, records in enumerate(steps))
+        # On a machine that does more than this, either may be late by some more.
+        assert late - early == pytest.approx(LATE_MS, abs=12), name
+        assert comm_ms(steps[0]) - comm_ms(steps[1]) == pytest.approx(LATE_MS, abs=15), name
+    elif word == "slow":
+        for records in steps:
+            assert comm_ms(records) > SLOW_MS, name
 
 
 @pytest.mark.distributed
