@@ -10,6 +10,13 @@ from pathlib import Path
 
 import pytest
 import support
+from hypothesis import settings
+
+# The same examples each time, however busy the machine: a run says something of the change, not of
+# its luck. HYPOTHESIS_PROFILE=explore draws others.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 def pytest_configure() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from trainer.config import Config
 
 __all__ = ["main"]
+
+_SPEAK_S = 2.0
 
 
 class _KeyHelp(click.Command):
@@ -109,6 +112,8 @@ def train(file: Path | None, faults: tuple[str, ...], arguments: tuple[str, ...]
     the TOML file, in this order of precedence.
     """
     if faults:
+        if any(word.partition("=")[0] == "--faults.inject" for word in arguments):
+            raise ConfigError("--fault and --faults.inject are one key: give one of them")
         arguments = (*arguments, "--faults.inject", ",".join(faults))
     config = _load(file, arguments)
     # By default OpenMP's threads spin at barriers. Beside loader workers that spinning takes the
@@ -185,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Each rank reads the same arguments: one of them says what is wrong with them.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             click.echo(f"trainer: {error}", err=True)
+        else:
+            time.sleep(_SPEAK_S)  # torchrun ends all ranks at the first exit
         return error.exit_code
     except TrainerError as error:
         rank = os.environ.get("RANK")

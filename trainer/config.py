@@ -387,8 +387,8 @@ class MemoryConfig(Section):
     )
     snapshot: Path | None = Field(
         default=None,
-        description="file for the CUDA allocator's snapshot, written at the end and when memory "
-        "runs out",
+        description="file for the CUDA allocator's snapshot of the first rank, written at the end "
+        "and when its memory runs out",
     )
 
 

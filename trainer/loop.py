@@ -1,6 +1,8 @@
 """The training loop."""
 
 import contextlib
+import dataclasses
+import functools
 import math
 import time
 from contextlib import AbstractContextManager
@@ -55,15 +57,16 @@ class Parts:
 
 
 def train_step(parts: Parts, batches: list[Any]) -> torch.Tensor:
-    """One whole optimizer step on batches from the CPU, its gradients added up.
-
-    For what it takes, not for what it teaches: of texts, whose weights come from an epoch's plan,
-    the loss that is returned is a sum.
-    """
+    """One whole optimizer step on batches from the CPU, its gradients added up; the mean loss."""
     window = Accumulation(len(batches), 1, len(batches))
+    # Of texts the tokens or classes that are predicted count; training has them from its plan.
+    labels = [batch["labels"] for batch in batches if isinstance(batch, dict)]
+    units = sum(int((own != -100).sum()) for own in labels)
     total = torch.zeros((), device=parts.placement.device)
     for index, batch in enumerate(batches):
         part = window.micro_batch(index)
+        if units:
+            part = dataclasses.replace(part, per_unit=1.0 / units)
         total += _micro_batch(parts, to_device(batch, parts.placement.device), part)
     parts.precision.step(parts.optimizer, parts.clip_norm)
     return total
@@ -137,7 +140,7 @@ class Trainer:
         self._micro_batches = 0
         self._interval = _Interval(parts.placement.device)
 
-    @property
+    @functools.cached_property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.steps or self.loaders.steps(self.config.epochs)
@@ -249,6 +252,8 @@ class Trainer:
                 dist.all_reduce(totals)
             self.model.train()
             loss, correct, count = totals.tolist()
+        if not count:
+            return None
         result = Evaluation(loss / count, correct / count)
         self.reporter.row(
             epoch=epoch, step=self.step, eval_loss=result.loss, eval_accuracy=result.accuracy
@@ -258,7 +263,7 @@ class Trainer:
     def evaluate_batches(self, count: int) -> None:
         """Run so many held-out batches through the model for their time alone; no collectives."""
         loader = self.loaders.held_out
-        if loader is None:
+        if loader is None or not len(loader):
             return
         with self.telemetry.span("eval"), torch.no_grad():
             self.model.eval()

@@ -40,8 +40,6 @@ class StepResult:
     """False: the gradients overflowed and the weights are as they were."""
     grad_norm: torch.Tensor | None
     """Before clipping, unscaled; None where nobody needed it."""
-    loss_scale: float | None
-    """For the next step; None without loss scaling."""
 
 
 def resolve_mode(mode: str, device: torch.device) -> Mode:
@@ -219,7 +217,7 @@ class Precision:
         else:
             norm = _clip(optimizer, clip_norm)
             optimizer.step()
-            result = StepResult(True, norm, None)
+            result = StepResult(True, norm)
         if not result.stepped:
             self.skipped += 1
         # Freed, not filled with zeros: less memory traffic, and the next backward writes anew.
@@ -248,7 +246,7 @@ class Precision:
         finally:
             handle.remove()
         scaler.update()
-        return StepResult(done, norm, float(scaler.get_scale()))
+        return StepResult(done, norm)
 
     def _manual_step(
         self, masters: MasterWeights, optimizer: Optimizer, clip_norm: float | None
@@ -261,7 +259,7 @@ class Precision:
             masters.copy_back()
         if self._config.loss_scale == "dynamic":
             self._follow(overflow)
-        return StepResult(not overflow, norm, self._scale)
+        return StepResult(not overflow, norm)
 
     def _follow(self, overflow: bool) -> None:
         """Halve on overflow, double after enough steps without (Micikevicius et al. 2018)."""
@@ -271,7 +269,7 @@ class Precision:
             return
         self._good_steps += 1
         if self._good_steps >= self._config.growth_interval_steps:
-            self._scale = min(_SCALE_MAX, self._scale * 2.0)
+            self._scale = max(self._scale, min(_SCALE_MAX, self._scale * 2.0))
             self._good_steps = 0
 
 

@@ -56,6 +56,8 @@ def open_trainer(
         with _said_plainly(config, placement, reporter):
             loaders = build_loaders(config, placement)
             parts = build_parts(config, placement, loaders)
+            # The weights are alike on all ranks; their dropout must not be.
+            torch.manual_seed(config.train.seed * 1_000_003 + placement.rank)
             with parts.precision:
                 total_steps = config.train.steps or loaders.steps(config.train.epochs)
                 trainer = Trainer(
@@ -153,17 +155,44 @@ def _said_plainly(config: Config, placement: Placement, reporter: Reporter) -> I
         yield
     except TrainerError:
         raise
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
+        if "more than 1 value per channel" in str(error):
+            raise TrainingError(
+                "BatchNorm needs more than one value of a channel: raise loader.batch_size or "
+                "data.image_px, or keep loader.drop_last=true"
+            ) from None
         if is_out_of_memory(error):
             with contextlib.suppress(TrainerError):
+                reporter.enabled = True  # whichever rank it is
                 _show_memory(config, placement, reporter)
             sentence = oom_sentence(error, config.loader.batch_size, placement)
             raise TrainingError(sentence) from None
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        if "DataLoader worker" in first:
+        if "DataLoader timed out" in first:
+            raise TrainingError(
+                f"no batch came within loader.timeout_s={config.loader.timeout_s:g}: raise it, or "
+                "see what the workers wait for"
+            ) from None
+        if "Too many open files" in first:
+            raise TrainingError(
+                "too many open files: raise ulimit -n, or lower loader.num_workers"
+            ) from None
+        if "DataLoader worker" in first or "Pin memory thread" in first:
             raise TrainingError(f"a loader worker has died: {first}") from None
         # A rank that failed closes its connections; what the others see of it is this.
-        lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+        lost = (
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "Broken pipe",
+            "ncclRemoteError",
+            "remote process exit",
+        )
+        late = ("Timed out waiting", "Application timeout")
+        if placement.world_size > 1 and any(words in str(error) for words in late):
+            raise TrainingError(
+                "another rank did not come to a collective within "
+                f"dist.timeout_s={config.dist.timeout_s:g}"
+            ) from None
         if placement.world_size > 1 and any(words in str(error) for words in lost):
             raise TrainingError("another rank has left; what it said is the cause") from None
         raise

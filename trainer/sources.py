@@ -93,7 +93,7 @@ def resolve(
     preset_values: Tree = dict(PRESETS.get(str(preset), {}))
 
     class Settings(BaseSettings, Config):
-        model_config = SettingsConfigDict(extra="forbid", frozen=True)
+        model_config = SettingsConfigDict(extra="forbid", frozen=True, enable_decoding=False)
 
         @classmethod
         def settings_customise_sources(

@@ -8,7 +8,7 @@ import pytest
 from trainer.commands import main
 from trainer.config import PRESETS, Config
 from trainer.errors import ConfigError
-from trainer.sources import keys, load, to_toml
+from trainer.sources import explain, keys, load, resolve, to_toml
 
 
 def refusal(arguments: list[str], **more: object) -> str:
@@ -152,3 +152,40 @@ def test_help_and_config_do_not_import_torch() -> None:
         "assert not {'torch', 'numpy', 'PIL', 'gpuwatch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+
+
+def test_numbers_between_commas_from_every_source(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nstages = [1, 2, 3, 4]\n")
+    assert load([], file=file, environ={}).model.stages == (1, 2, 3, 4)
+    environ = {"TRAINER_MODEL__STAGES": "2,2,2,2", "TRAINER_TEXT__PATH": "none"}
+    assert load([], environ=environ).model.stages == (2, 2, 2, 2)
+    assert load(["--model.stages", "[1,1,1,1]"], environ=environ).model.stages == (1, 1, 1, 1)
+
+
+def test_explain_says_value_and_where_it_comes_from() -> None:
+    settled, origin = resolve(["--optim.lr", "0.2", "--preset", "resnet50"], environ={})
+    said = "\n".join(explain("optim.lr", settled, origin))
+    assert "optim.lr = 0.2  (on the command line)" in said
+    assert "a number or auto" in said
+    assert "TRAINER_OPTIM__LR=VALUE" in said
+    said = "\n".join(explain("optim.base_batch_size", settled, origin))
+    assert "optim.base_batch_size = 256  (in the preset resnet50)" in said
+    assert "(the default)" in explain("loader.in_order", settled, origin)[0]
+    for key in keys():
+        assert "?" not in explain(key, settled, origin)[2], key
+    with pytest.raises(ConfigError, match=r"no key optim\.lrr; did you mean optim\.lr\?"):
+        explain("optim.lrr", settled, origin)
+
+
+def test_a_fault_is_asked_for_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--fault", "jitter", "--faults.inject", "burst"]) == 2
+    assert "one key: give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_a_whole_configuration(preset: str, tmp_path: Path) -> None:
+    settled = load(["--preset", preset], environ={})
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(settled))
+    assert load([], file=file, environ={}) == settled

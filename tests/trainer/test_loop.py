@@ -4,6 +4,7 @@ import contextlib
 import io
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import gpuwatch
 from trainer.config import Config
 from trainer.errors import TrainingError
+from trainer.loop import train_step
 from trainer.report import Reporter
 from trainer.run import open_trainer
 from trainer.sources import load
@@ -323,3 +325,54 @@ def test_recomputed_activations_change_no_step(jpegs: Path, fake: FakeGpuwatch) 
             trainer.fit()
             losses.append(trainer.loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_step_by_itself_weighs_tokens_as_training_does(fake: FakeGpuwatch) -> None:
+    """Under a loss scale a sum over thousands of tokens would overflow every time."""
+    for mode in ("fp32", "fp16"):
+        options = gpt("--precision.mode", mode, "--train.accumulate", "2")
+        with open_trainer(options, reporter=Reporter(enabled=False)) as trainer:
+            batch = trainer.task.largest_batch(4)
+            loss = float(train_step(trainer.parts, [batch, batch]))
+            assert loss == pytest.approx(5.6, abs=0.5)
+            assert trainer.precision.skipped == 0
+
+
+def test_the_length_of_a_run_is_worked_out_once(
+    fake: FakeGpuwatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.data.text import feed
+
+    plans: list[int] = []
+    plan_epoch = feed.plan_epoch
+
+    def counted(*arguments: object, epoch: int, **named: object) -> object:
+        plans.append(epoch)
+        return plan_epoch(*arguments, epoch=epoch, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(feed, "plan_epoch", counted)
+    options = gpt("--text.padding", "bucket", "--train.epochs", "6", "--loader.batch_size", "64")
+    with open_trainer(options, reporter=Reporter(enabled=False)) as trainer:
+        trainer.train_epoch(0)
+        steps = trainer.step
+        assert trainer.total_steps == 6 * steps > 60
+    # Two for the epoch and the held-out texts, whatever the number of steps and epochs.
+    assert len(plans) < 6
+
+
+def test_one_value_per_channel_is_one_sentence(jpegs: Path, fake: FakeGpuwatch) -> None:
+    more = ["--loader.batch_size", "1", "--data.image_px", "8", "--train.steps", "1"]
+    with (
+        pytest.raises(TrainingError, match=r"BatchNorm needs more than one value of a channel"),
+        open_trainer(config(jpegs, *more), reporter=Reporter(enabled=False)) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_held_out_by_other_ranks_alone_is_no_evaluation(jpegs: Path, fake: FakeGpuwatch) -> None:
+    with open_trainer(config(jpegs), reporter=Reporter(enabled=False)) as trainer:
+        assert trainer.loaders.held_out is not None
+        empty = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(0, 1)))
+        trainer.loaders = replace(trainer.loaders, held_out=empty)  # type: ignore[type-var]
+        trainer.evaluate_batches(3)
+        assert trainer.evaluate(1) is None

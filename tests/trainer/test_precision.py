@@ -92,7 +92,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight(
     result = precision.step(optimizer, clip_norm)
     assert not result.stepped
     assert precision.skipped == 1
-    assert precision.loss_scale == result.loss_scale == 2.0**15
+    assert precision.loss_scale == 2.0**15
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     for master, kept in zip(precision.parameters or [], masters, strict=True):
@@ -137,7 +137,8 @@ def test_the_manual_scale_doubles_after_enough_good_steps() -> None:
     for _ in range(7):
         loss = model(torch.ones(4, 4, dtype=torch.float16)).float().mean()
         precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
-        scales.append(precision.step(optimizer, None).loss_scale)
+        precision.step(optimizer, None)
+        scales.append(precision.loss_scale)
     assert scales == [4.0, 4.0, 8.0, 8.0, 8.0, 16.0, 16.0]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,8 @@ from trainer.config import DistConfig
 from trainer.errors import ConfigError, TrainingError
 
 __all__ = ["Placement", "process_group"]
+
+_LEAVE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,11 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def process_group(config: DistConfig, device: str) -> Iterator[Placement]:
-    """Join the group torchrun describes (env://) and leave it at the end, also on exceptions."""
+    """Join the group torchrun describes (env://) and leave it at the end.
+
+    On an exception a rank of several under NCCL does not wait for the others to leave with it: the
+    process is expected to end, and is ended after 10 s.
+    """
     placement = Placement.from_environment(device)
     cuda = placement.device.type == "cuda"
     if cuda:
@@ -94,8 +101,15 @@ def process_group(config: DistConfig, device: str) -> Iterator[Placement]:
         raise TrainingError(_unreachable(str(error), address, config.timeout_s)) from None
     try:
         yield placement
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if backend == "nccl" and placement.world_size > 1:
+            # Leaving is collective there, and the others are in another collective: this process
+            # has to end, so that they see it. The alarm ends it even inside C code.
+            signal.alarm(_LEAVE_S)
+        else:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def _unreachable(error: str, address: str, timeout_s: float) -> str:

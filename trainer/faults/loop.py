@@ -132,13 +132,14 @@ class LoopFaults:
         if times:
             self._kept += [loss] * times
         if "all_reduce" in self._all:
-            self._reduce(self._all["all_reduce"])
+            self._reduce(self._all["all_reduce"], loss.device)
 
-    def _reduce(self, megabytes: float) -> None:
+    def _reduce(self, megabytes: float, device: torch.device) -> None:
         if not dist.is_initialized():
             return
         if self._buffer is None:
-            self._buffer = torch.zeros(max(1, int(megabytes * 2**20 / 4)))
+            size = max(1, int(megabytes * 2**20 / 4))
+            self._buffer = torch.zeros(size, device=device)
         dist.all_reduce(self._buffer)
 
     def after_step(self, step: int, model: nn.Module, loss: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF_MEMORY", "STEPS", "CudaMeter", "HostMeter", "Meter", "main"]
 
+_SCALES = 24  # halvings from the largest scale to where everything fits
 STEPS = 3
 """The second has the optimizer's state, the third repeats what is steady."""
 OUT_OF_MEMORY = 77
@@ -195,8 +196,12 @@ def _run(options: argparse.Namespace, meters: list[Meter], stack: contextlib.Exi
         loss = float(train_step(parts, [batch] * window))
         del loss, batch
 
-    # What the first step loads and allocates once is none of the batch.
-    step(min(2, options.batch_size))
+    # What the first step loads and allocates once is none of the batch. Under a loss scale the
+    # first ones may overflow and be left out; the optimizer's state comes with one that is done.
+    for done in range(1, _SCALES + 1):
+        step(min(2, options.batch_size))
+        if parts.precision.skipped < done:
+            break
     if placement.device.type == "cuda":
         torch.cuda.empty_cache()
         meters.append(CudaMeter(placement.device, limit_bytes=limit_bytes))

@@ -302,8 +302,11 @@ def _compute_alone(trainer: Trainer, config: Config, steps: int) -> float:
     feed = build_loaders(_setting(config, 0, None), trainer.placement)
     with endless(feed, config, trainer.stop) as batches:
         repeated = itertools.repeat(next(batches))
-    train_batches(trainer, repeated, _WARM_UP, period=1)
-    windows = [train_batches(trainer, repeated, steps, period=1) for _ in range(_WINDOWS)]
+    # Whole windows of accumulation, so that the optimizer has its share.
+    period = min(config.train.accumulate, trainer.loaders.accumulation.batches)
+    train_batches(trainer, repeated, max(_WARM_UP, period), period=period)
+    count = -(-steps // period) * period
+    windows = [train_batches(trainer, repeated, count, period=period) for _ in range(_WINDOWS)]
     return min(it.step_ms for it in windows)
 
 

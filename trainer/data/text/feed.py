@@ -67,6 +67,8 @@ class TextFeed:
     def steps(self, epochs: int) -> int:
         """Optimizer steps in so many epochs; packing may give one epoch more than another."""
         every = self._config.train.accumulate
+        if self._config.text.padding != "pack":
+            return epochs * -(-len(self._plan(0)) // every)
         return sum(-(-len(self._plan(epoch)) // every) for epoch in range(epochs))
 
     def set_strength(self, strength: float) -> None:
