@@ -24,7 +24,7 @@ def nothing_is_left(rundir: Path) -> None:
 
 def test_headless(rundir: Path) -> None:
     done = subprocess.run(
-        [*support.GPUWATCH, "demo", "--headless", "--seconds", "15"],
+        [*support.GPUWATCH, "demo", "--headless", "--seconds", "12"],
         env=support.environment(rundir),
         stdin=subprocess.DEVNULL,
         capture_output=True,

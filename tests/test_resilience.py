@@ -15,7 +15,7 @@ import support
 from gpuwatch.wire.collect import agent_presence
 
 SCRIPT = str(Path(__file__).parent / "probe" / "sleeper.py")
-SECONDS = 15.0
+SECONDS = 12.0
 PAIRS = 2
 
 

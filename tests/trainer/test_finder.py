@@ -13,7 +13,7 @@ import click
 import psutil
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import Config
@@ -50,6 +50,7 @@ def bound(threshold: int, start: int, tolerance: float) -> float:
     return abs(math.log2(max(threshold, 1) / start)) + math.log2(8 / tolerance) + 6
 
 
+@settings(max_examples=40)
 @given(
     threshold=st.integers(0, 50_000),
     start=st.integers(1, 512),
