@@ -92,7 +92,7 @@ def train_wordpiece(texts: Sequence[str], vocabulary: int, cache: Path) -> Token
     except ImportError:
         raise MissingPackageError(
             "the wordpiece tokenizer needs Hugging Face tokenizers: "
-            'pip install "gpuwatch-trainer[text]", or text.tokenizer=bytes needs nothing'
+            'pip install "gpuwatch-trainer[text]" (model.name=gpt can do with text.tokenizer=bytes)'
         ) from None
     digest = _digest(str(_RULES), tokenizers.__version__, str(vocabulary), *texts)
     file = cache / "tokenizers" / f"wordpiece-{vocabulary}-{digest}.json"
