@@ -1,7 +1,7 @@
 """What a training computes on a batch: the loss to learn from, and how well the model does."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -92,15 +92,30 @@ class ImageTask:
         return floats if self._dtype is None else floats.to(self._dtype)
 
 
-class LanguageTask:
-    """The next token of text: batches are dicts with `input_ids`, `attention_mask`, `labels`."""
+class _TextTask:
+    """What both kinds of text have in common: batches are dicts of tensors."""
 
     rate_unit = "tok/s"
+    _kind: Literal["lm", "classify"]
 
     def __init__(self, *, vocabulary: int, max_tokens: int, padding: Padding) -> None:
         self._vocabulary = vocabulary
         self._max_tokens = max_tokens
         self._padding = padding
+
+    def largest_batch(self, batch_size: int) -> Any:
+        """Every row is full."""
+        from trainer.data.text import largest_batch
+
+        return largest_batch(
+            batch_size, self._max_tokens, self._vocabulary, self._kind, self._padding
+        )
+
+
+class LanguageTask(_TextTask):
+    """The next token of text: batches have `input_ids`, `attention_mask`, `labels`."""
+
+    _kind = "lm"
 
     def loss(
         self, model: nn.Module, batch: Any, part: MicroBatch, *, draw: int, strength: float
@@ -117,22 +132,11 @@ class LanguageTask:
         labels = batch["labels"][:, 1:]
         return _judged(logits.flatten(0, 1), labels.flatten())
 
-    def largest_batch(self, batch_size: int) -> Any:
-        """Every row is full."""
-        from trainer.data.text import largest_batch
 
-        return largest_batch(batch_size, self._max_tokens, self._vocabulary, "lm", self._padding)
+class ClassifyTextTask(_TextTask):
+    """Classes of texts: batches as a language model's, with one label a text."""
 
-
-class ClassifyTextTask:
-    """Classes of texts: batches are dicts as a language model's, with one label a text."""
-
-    rate_unit = "tok/s"
-
-    def __init__(self, *, vocabulary: int, max_tokens: int, padding: Padding) -> None:
-        self._vocabulary = vocabulary
-        self._max_tokens = max_tokens
-        self._padding = padding
+    _kind = "classify"
 
     def loss(
         self, model: nn.Module, batch: Any, part: MicroBatch, *, draw: int, strength: float
@@ -144,14 +148,6 @@ class ClassifyTextTask:
     def judge(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Of all texts."""
         return _judged(model(batch), batch["labels"])
-
-    def largest_batch(self, batch_size: int) -> Any:
-        """Every row is full."""
-        from trainer.data.text import largest_batch
-
-        return largest_batch(
-            batch_size, self._max_tokens, self._vocabulary, "classify", self._padding
-        )
 
 
 def _judged(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

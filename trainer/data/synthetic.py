@@ -16,7 +16,7 @@ import numpy as np
 from trainer.data.images import require_pillow
 from trainer.errors import DataError
 
-__all__ = ["cache_folder", "make_jpegs"]
+__all__ = ["cache_folder", "locked", "make_jpegs"]
 
 # Part of the folder's name: a set made by other rules is another set.
 _RULES = 1
@@ -49,7 +49,7 @@ def make_jpegs(
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f"{target.name}.lock"):
+        with locked(cache / f"{target.name}.lock"):
             if not target.is_dir():
                 _make(target, images=images, classes=classes, px=px, seed=seed)
     except OSError as error:
@@ -100,7 +100,7 @@ def _write(folder: Path, *, images: int, classes: int, px: int, seed: int) -> No
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Exclusive between processes; the kernel drops it if its holder dies."""
     with path.open("a") as file:
         _flock(file)

@@ -1,7 +1,6 @@
 """Texts to token ids: two tokenizers, and the set of ids that loaders read."""
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from trainer.data.synthetic import locked
 from trainer.data.text.files import require_datasets
 from trainer.data.text.texts import Corpus
 from trainer.errors import DataError, MissingPackageError
@@ -328,10 +328,7 @@ def _made_once(file: Path) -> Iterator[bool]:
     """Whether `file` is missing; other processes that ask for it wait until the block is left."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.with_name(f"{file.name}.lock").open("a") as lock:
-            # A file system without locks: at worst it is made twice, complete each time.
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(file.with_name(f"{file.name}.lock")):
             yield not file.exists()
     except OSError as error:
         raise DataError(
