@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.events import Event, Key
 from textual.screen import Screen
 
 from gpuwatch.store.session import Session
@@ -282,6 +283,24 @@ class GpuwatchApp(App[None]):
         finally:
             if self._terminal is not None:
                 self._terminal.close()
+
+    async def on_event(self, event: Event) -> None:
+        """Do keys in the order in which they were pressed, however fast they came.
+
+        Textual hands a key to what has the focus *now* and looks for its action when it has come
+        back from there: what follows `/` would be lost until the line that it opens has the focus.
+        """
+        if isinstance(event, Key) and not event.is_forwarded and event.key != "ctrl+c":
+            screen = self.screen
+            line = screen.line() if isinstance(screen, FedScreen) else None
+            if line is not None and line is not self.focused:
+                line.post_message(event)
+                return
+            if line is None:
+                # The app's own part of what Textual does, at once.
+                await super(App, self).on_event(event)
+                return
+        await super().on_event(event)
 
     def refresh_scene(self, *, force: bool = False) -> None:
         """Draw what is new; `force` draws in any case."""

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.events import Key
+from textual.keys import _character_to_key as character_to_key
 from textual.pilot import Pilot
 
 from gpuwatch.schema import Reply
@@ -128,6 +130,35 @@ def test_a_filter_is_typed_kept_and_taken_away() -> None:
         assert len(app.watcher.scene.order) == 32
         await press(pilot, "slash", *"F1", "enter")
         assert sorted(app.watcher.scene.order) == list(range(24, 32))
+
+    drive(cluster(), script, size=(160, 45), diagnose=FOUND)
+
+
+def typed_at_once(app: GpuwatchApp, text: str) -> None:
+    """Press keys of which none is done before the last is pressed."""
+    for character in text:
+        key = "enter" if character == "\r" else character_to_key(character)
+        app.post_message(Key(key, None if key == "enter" else character))
+
+
+def test_keys_pressed_at_once_are_done_in_their_order() -> None:
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        typed_at_once(app, "2/node3 !25\r")
+        await pilot.pause()
+        await pilot.pause()
+        assert "filter ‹node3 !25›" in screen_text(app)
+        # What follows enter is a command again.
+        typed_at_once(app, "/ !26\r1")
+        await pilot.pause()
+        await pilot.pause()
+        assert isinstance(app.screen, Overview)
+        assert "filter ‹node3 !25 !26›" in screen_text(app)
+        # The palette takes letters from the key on that opens it.
+        typed_at_once(app, ":compare\r")
+        await pilot.pause()
+        await pilot.pause()
+        await pilot.pause()
+        assert app.screen.VIEW == "compare"  # type: ignore[attr-defined]
 
     drive(cluster(), script, size=(160, 45), diagnose=FOUND)
 

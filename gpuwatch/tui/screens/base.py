@@ -78,6 +78,10 @@ class FedScreen(Screen[None]):
         """Return the pane that has the focus when nothing is typed."""
         return None
 
+    def line(self) -> PromptPane | None:
+        """Return the line that takes what is typed, None while keys are commands."""
+        return self._prompt if self._prompt is not None and self._prompt.typing else None
+
     # --- what all of them do -------------------------------------------------------------------
 
     @property
@@ -181,7 +185,7 @@ class FedScreen(Screen[None]):
             await self.mount(self._prompt)
         place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
         self._prompt.open(self.gpuwatch.watcher.scene.filters.get(self.LIST, ""))
-        self._prompt.focus(scroll_visible=False)
+        self.set_focus(self._prompt, scroll_visible=False)
 
     def on_prompt_pane_changed(self, message: PromptPane.Changed) -> None:
         """Filter while it is typed."""
@@ -194,9 +198,7 @@ class FedScreen(Screen[None]):
             return
         place(self._prompt, None)
         self.gpuwatch.watcher.set_filter(self.LIST, message.text if message.kept else "")
-        pane = self.list_pane()
-        if pane is not None:
-            pane.focus(scroll_visible=False)
+        self.set_focus(self.list_pane(), scroll_visible=False)
         self.gpuwatch.refresh_scene(force=True)
 
     def action_sort(self) -> None:

@@ -167,7 +167,7 @@ class OutputScreen(FedScreen):
             await self.mount(self._prompt)
         place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
         self._prompt.open()
-        self._prompt.focus(scroll_visible=False)
+        self.set_focus(self._prompt, scroll_visible=False)
 
     def on_prompt_pane_changed(self, message: PromptPane.Changed) -> None:
         """Search while it is typed."""
@@ -178,7 +178,7 @@ class OutputScreen(FedScreen):
         if self._prompt is None:
             return
         place(self._prompt, None)
-        self._output.focus(scroll_visible=False)
+        self.set_focus(self._output, scroll_visible=False)
         self._tell(self._output.search(message.text if message.kept else ""))
 
     def action_step(self, step: int) -> None:

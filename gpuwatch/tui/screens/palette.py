@@ -116,9 +116,9 @@ class PaletteScreen(FedScreen):
         """Return what can be done with what was found."""
         return [("open", "do it")]
 
-    def on_mount(self) -> None:
-        """Start with everything."""
-        self._line.open()
+    def line(self) -> PromptPane | None:
+        """Return the line: it takes all that is typed, from the key that opened it on."""
+        return self._line if self._line.typing else None
 
     def draw(self, scene: Scene, room: Rect) -> None:
         """The line on top, what it finds below."""

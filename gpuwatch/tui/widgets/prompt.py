@@ -41,10 +41,17 @@ class PromptPane(LinePane, can_focus=True):
         self._sign = sign
         self._words = words
         self.text = ""
+        self.typing = True
+        """Until enter or escape: what is typed is text, whoever has the focus."""
+
+    def on_mount(self) -> None:
+        """Show that it waits for text."""
+        self._draw()
 
     def open(self, text: str = "") -> None:
         """Start with that text."""
         self.text = text
+        self.typing = True
         self._draw()
 
     def _draw(self) -> None:
@@ -62,11 +69,12 @@ class PromptPane(LinePane, can_focus=True):
 
     def on_key(self, event: Key) -> None:
         """Type, or end typing; nothing else hears these keys."""
-        if event.key == "ctrl+c":
+        if event.key == "ctrl+c" or not self.typing:
             return
         event.stop()
         event.prevent_default()
         if event.key in ("enter", "escape"):
+            self.typing = False
             self.post_message(self.Closed(self.text, event.key == "enter"))
         elif event.key in ("up", "down"):
             self.post_message(self.Moved(1 if event.key == "down" else -1))
