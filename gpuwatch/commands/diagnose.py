@@ -47,15 +47,15 @@ def diagnose(
 ) -> None:
     """Say why the step of a run is not faster, and what to change.
 
-    TARGET is a run id, its beginning, or a run's name; without it the newest run is judged. Or it
-    is a recording or a trace, which is judged as it is replayed: what is open at its end.
+    TARGET is a run id, its beginning, or a run's name; without it the newest run is judged. Or
+    another machine, ssh://[user@]host[:port][/run]. Or a recording or a trace, which is judged as
+    it is replayed: what is open at its end.
     """
-    from gpuwatch.commands.session import LiveSession, pick_run
     from gpuwatch.commands.shapes import diagnosis_document, finding_document
+    from gpuwatch.commands.target import named_run, open_target
     from gpuwatch.commands.text import diagnosis_lines
     from gpuwatch.diagnosis import Engine
     from gpuwatch.diagnosis.types import SEVERITIES
-    from gpuwatch.errors import TargetError
     from gpuwatch.recording.read import is_recording
 
     recorded = None
@@ -66,9 +66,9 @@ def diagnose(
             raise click.UsageError("a recording is judged as a whole: leave --for out")
         view, found, recorded = judged(target)
         narrate(recorded)
-        target = None
+        target = name = None
     else:
-        session = LiveSession()
+        session, name = open_target(target)
         engine = Engine(open_after=1, ask=session.send)
         try:
             view = session.settled_view()
@@ -85,11 +85,9 @@ def diagnose(
                 engine(view)
         finally:
             session.close()
-    run, others = pick_run(view, target)
-    if run is None and target is not None:
-        raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
+    run, others = named_run(view, name, target)
     live = [r for r in others if r.state != "ended"]
-    if run is not None and target is None and live:
+    if run is not None and name is None and live:
         names = ", ".join(r.run for r in live)
         click.echo(f"judging the newest run, {run.run}; there are also {names}", err=True)
     if run is None:

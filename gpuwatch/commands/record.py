@@ -15,6 +15,7 @@ import click
 from gpuwatch.commands.diagnose import Duration
 
 if TYPE_CHECKING:
+    from gpuwatch.commands.remote import RemoteSession
     from gpuwatch.commands.session import LiveSession
     from gpuwatch.recording.write import Recorder
     from gpuwatch.store.views import RunView
@@ -66,19 +67,20 @@ def record(
     """Record a live run until it ends, until Ctrl-C, or for a time.
 
     TARGET is a run id, its beginning, or a run's name; without it the newest run is recorded, or
-    the first one that starts. The last 600 steps before now are in the recording as well. Read it
-    with gpuwatch replay, status, diagnose or runs.
+    the first one that starts. Or another machine, ssh://[user@]host[:port][/run]. The last 600
+    steps before now are in the recording as well. Read it with gpuwatch replay, status, diagnose
+    or runs.
     """
-    from gpuwatch.commands.session import LiveSession
+    from gpuwatch.commands.target import open_target
     from gpuwatch.errors import AgentError
 
     if output == "-" and not as_jsonl and sys.stdout.isatty():
         raise click.UsageError("a recording is no text: name a file, or add --jsonl")
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with _stop_signals() as stopped:
-        session = LiveSession(tap=frames.put)
+        session, name = open_target(target, tap=frames.put)
         try:
-            held, run = _find(session, frames, target, stopped, for_s)
+            held, run = _find(session, frames, name, target, stopped, for_s)
             if run is None:
                 return
             with _recorder(session, run, output, as_jsonl, limit_bytes) as recorder:
@@ -103,7 +105,11 @@ def record(
 
 
 def _recorder(
-    session: "LiveSession", run: "RunView", output: str | None, as_jsonl: bool, limit_bytes: int
+    session: "LiveSession | RemoteSession",
+    run: "RunView",
+    output: str | None,
+    as_jsonl: bool,
+    limit_bytes: int,
 ) -> "Recorder":
     from gpuwatch.recording import Recorder
     from gpuwatch.recording.jsonl import JsonLines
@@ -139,8 +145,9 @@ def _stop_signals() -> Iterator[list[int]]:
 
 
 def _find(
-    session: "LiveSession",
+    session: "LiveSession | RemoteSession",
     frames: "queue.SimpleQueue[bytes]",
+    name: str | None,
     target: str | None,
     stopped: list[int],
     for_s: float | None,
@@ -151,21 +158,19 @@ def _find(
         TargetError: the named run does not exist.
         AgentError: there is no contact with the node process.
     """
-    from gpuwatch.commands.session import pick_run
-    from gpuwatch.errors import TargetError
+    from gpuwatch.commands.target import is_elsewhere, named_run
 
     view = session.settled_view()
-    run, others = pick_run(view, target)
-    if target is not None and run is None:
-        raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
+    run, others = named_run(view, name, target)
     live = [r for r in others if r.state != "ended"]
-    if run is not None and target is None and live:
+    if run is not None and name is None and live:
         names = ", ".join(r.run for r in live)
         click.echo(f"recording the newest run, {run.run}; there are also {names}", err=True)
     held = _drained(frames)
-    if run is not None and (target is not None or run.state != "ended"):
+    if run is not None and (name is not None or run.state != "ended"):
         return held, run
-    click.echo("no run of yours on this machine yet: recording the first that starts", err=True)
+    where = "there" if is_elsewhere(target) else "on this machine"
+    click.echo(f"no run of yours {where} yet: recording the first that starts", err=True)
     until_s = None if for_s is None else time.monotonic() + for_s
     known = {r.run for r in view.runs}
     while not stopped and (until_s is None or time.monotonic() < until_s):
@@ -203,7 +208,7 @@ def _drained(frames: "queue.SimpleQueue[bytes]") -> list[bytes]:
 
 
 def _record(
-    session: "LiveSession",
+    session: "LiveSession | RemoteSession",
     frames: "queue.SimpleQueue[bytes]",
     recorder: "Recorder",
     run: str,

@@ -13,15 +13,14 @@ __all__ = ["runs"]
 def runs(target: str | None, as_json: bool) -> None:
     """List the runs of this user on this machine, newest first.
 
-    TARGET is a run id, its beginning, or a run's name, for that run alone; or a recording or a
-    trace, for the runs in it.
+    TARGET is a run id, its beginning, or a run's name, for that run alone; another machine,
+    ssh://[user@]host[:port], for the runs there; or a recording or a trace, for the runs in it.
     """
     from dataclasses import replace
 
-    from gpuwatch.commands.session import LiveSession, pick_run
     from gpuwatch.commands.shapes import SCHEMA
+    from gpuwatch.commands.target import is_elsewhere, named_run, open_target
     from gpuwatch.commands.text import runs_lines
-    from gpuwatch.errors import TargetError
     from gpuwatch.recording.read import is_recording
 
     if target is not None and is_recording(target):
@@ -30,16 +29,14 @@ def runs(target: str | None, as_json: bool) -> None:
         view, recorded = last_view(target)
         narrate(recorded)
     else:
-        session = LiveSession()
+        session, name = open_target(target)
         try:
             view = session.settled_view()
         finally:
             session.close()
-        if target is not None:
-            run, _ = pick_run(view, target)
-            if run is None:
-                raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
-            view = replace(view, runs=(run,))
+        if name is not None:
+            run, _ = named_run(view, name, target)
+            view = replace(view, runs=(run,) if run is not None else ())
     if as_json:
         document = {
             "schema": SCHEMA,
@@ -60,5 +57,7 @@ def runs(target: str | None, as_json: bool) -> None:
         click.echo(json.dumps(document))
     elif view.runs or (target is not None and is_recording(target)):
         click.echo("\n".join(runs_lines(view)))
+    elif is_elsewhere(target):
+        click.echo("no run of yours there", err=True)
     else:
         click.echo("no run of yours on this machine; try gpuwatch demo", err=True)

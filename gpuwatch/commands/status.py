@@ -17,10 +17,9 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
     """
     from dataclasses import replace
 
-    from gpuwatch.commands.session import LiveSession, pick_run
     from gpuwatch.commands.shapes import status_document
+    from gpuwatch.commands.target import is_elsewhere, named_run, open_target
     from gpuwatch.commands.text import status_lines
-    from gpuwatch.errors import TargetError
     from gpuwatch.recording.read import is_recording
 
     recorded = None
@@ -30,16 +29,14 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
         view, recorded = last_view(target)
         narrate(recorded)
     else:
-        session = LiveSession()
+        session, name = open_target(target)
         try:
             view = session.settled_view()
         finally:
             session.close()
-    if target is not None and recorded is None:
-        run, _ = pick_run(view, target)
-        if run is None:
-            raise TargetError(f"no run {target!r} here; gpuwatch runs lists those there are")
-        view = replace(view, runs=(run,))
+        if name is not None:
+            run, _ = named_run(view, name, target)
+            view = replace(view, runs=(run,) if run is not None else ())
     if as_json:
         document = status_document(view, peak_tflops)
         if recorded is not None:
@@ -49,6 +46,8 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
         lines = status_lines(view)
         if recorded is not None and not view.runs:
             lines[0] = f"no run in {recorded.path}"
+        elif is_elsewhere(target) and not view.runs:
+            lines[0] = "no run of yours there"
         click.echo("\n".join(lines))
     if view.link == "lost" and view.message:
         click.echo(f"gpuwatch: {view.message}", err=True)
@@ -67,7 +66,8 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
 def status(target: str | None, as_json: bool, peak_tflops: float | None) -> None:
     """Print one picture of runs, ranks and host.
 
-    TARGET is a run id, its beginning, or a run's name; without it all runs are shown. Or it is a
-    recording or a trace: then the picture is that at its end.
+    TARGET is a run id, its beginning, or a run's name; without it all runs are shown. Or another
+    machine, ssh://[user@]host[:port][/run]. Or a recording or a trace: then the picture is that at
+    its end.
     """
     show_status(target, as_json=as_json, peak_tflops=peak_tflops)
