@@ -3,11 +3,17 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-__all__ = ["agent"]
+if TYPE_CHECKING:
+    from gpuwatch.wire.collect import JobKey
+    from gpuwatch.wire.collect.listener import Address
+
+__all__ = ["agent", "check_door", "say_where"]
 
 
 @click.command()
@@ -24,7 +30,13 @@ __all__ = ["agent"]
     is_flag=True,
     help="Carry its frames to stdout and commands from stdin, for gpuwatch attach.",
 )
-def agent(detach: bool, idle_s: float, stdio: bool) -> None:
+@click.option(
+    "--listen",
+    metavar="ADDR",
+    help="Open its door on a TCP port, for gpuwatch attach tcp://: host:port or :port.",
+)
+@click.option("--key", metavar="FILE", help="The key of the job (gpuwatch keygen FILE).")
+def agent(detach: bool, idle_s: float, stdio: bool, listen: str | None, key: str | None) -> None:
     """Stand between the ranks of this node and every monitor.
 
     The first monitor on a node starts it by itself; it ends when it has had no run and no monitor
@@ -32,7 +44,17 @@ def agent(detach: bool, idle_s: float, stdio: bool) -> None:
 
     With --stdio it is the far end of gpuwatch attach instead, and starts a node process if there
     is none; it ends with its stdin.
+
+    With --listen it is the door for gpuwatch attach tcp://, until it is interrupted: it too starts
+    a node process if there is none. Who has the key file may enter, nobody else.
     """
+    if listen is not None or key is not None:
+        if stdio or detach:
+            raise click.UsageError(
+                "--listen stays in the foreground: leave --stdio and --detach out"
+            )
+        _serve(*check_door(listen, key))
+        return
     if stdio:
         if detach:
             raise click.UsageError("--stdio stays with its pipe: leave --detach out")
@@ -84,6 +106,57 @@ def _carry() -> None:
                 f"gpuwatch: {carried.dropped:,} frames were dropped: the connection is slower",
                 err=True,
             )
+
+
+def check_door(listen: str | None, key: str | None) -> "tuple[Address, JobKey]":
+    """Return what --listen and --key mean.
+
+    Raises:
+        click.UsageError: one of them is missing.
+        TargetError: the address is none, or the key file is not to be trusted.
+    """
+    from gpuwatch.wire.collect import load_key, parse_address
+
+    if listen is None:
+        raise click.UsageError("--key is for --listen: say where, --listen :5555")
+    if key is None:
+        raise click.UsageError(
+            "--listen needs --key FILE (make one: gpuwatch keygen FILE): whoever reaches the port "
+            "could watch otherwise, and 127.0.0.1 is reached by everybody on this machine"
+        )
+    return parse_address(listen), load_key(key)
+
+
+def say_where(listener: socket.socket, host: str) -> str:
+    """Return the line that says where a door is; `host` is what was asked for."""
+    port = listener.getsockname()[1]
+    there = host or socket.gethostname()
+    place = f"[{there}]" if ":" in there else there
+    return (
+        f"listening on {host or 'every address'}, port {port}; to look at it, type: "
+        f"gpuwatch attach tcp://{place}:{port} --key FILE"
+    )
+
+
+def _serve(address: "Address", key: "JobKey") -> None:
+    """Be the door until a signal."""
+    from gpuwatch import __version__
+    from gpuwatch.commands.session import AGENT_ARGV
+    from gpuwatch.wire.collect import Door, listen
+    from gpuwatch.wire.publish import run_directory
+
+    directory = run_directory()
+    with listen(address) as listener:
+
+        def say(text: str) -> None:
+            with contextlib.suppress(OSError, ValueError):
+                click.echo(f"gpuwatch: {text}", err=True)
+
+        door = Door(directory, AGENT_ARGV, listener, key, package=__version__, say=say)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, door.stop)
+        say(say_where(listener, address.host))
+        door.run()
 
 
 def _detach(log: str) -> None:

@@ -7,6 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from gpuwatch.commands.remote import RemoteSession
+    from gpuwatch.wire.collect import JobKey
 
 __all__ = ["attach"]
 
@@ -27,6 +28,9 @@ __all__ = ["attach"]
     metavar="CMD",
     help="gpuwatch over there, where it is not on the PATH.",
 )
+@click.option(
+    "--key", metavar="FILE", help="The key of the job, for tcp:// targets (a copy of its key file)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one picture as JSON and exit.")
 @click.option(
     "--hz",
@@ -41,13 +45,16 @@ def attach(
     targets: tuple[str, ...],
     via: tuple[str, ...],
     remote_command: str,
+    key: str | None,
     as_json: bool,
     hz: float,
 ) -> None:
-    """Watch runs on other machines. Nothing listens: it is a command and its pipe.
+    """Watch runs on other machines.
 
-    A TARGET is ssh://[user@]host[:port][/run], with your ssh configuration, keys and jump hosts;
-    or local, for this machine beside others; or, alone, a run on this machine, its id or name.
+    A TARGET is ssh://[user@]host[:port][/run], with your ssh configuration, keys and jump hosts:
+    nothing listens, it is a command and its pipe. Or tcp://host:port[/run] with --key, where
+    gpuwatch agent --listen or gpuwatch run --listen has opened a door; or local, for this machine
+    beside others; or, alone, a run on this machine, its id or name.
 
     Ranks with one run id are one job, wherever they are. A connection that is lost comes back by
     itself.
@@ -60,7 +67,9 @@ def attach(
     if len(targets) == 1 and not via and not is_remote(targets[0]):
         ctx.exit(_show_run(targets[0], as_json=as_json, hz=hz))
     why_not = "" if as_json else can_draw()
-    session, run = open_session(targets, via=via, program=remote_command)
+    session, run = open_session(
+        targets, via=via, program=remote_command, key=_job_key(targets, key)
+    )
     try:
         if as_json or why_not:
             if why_not:
@@ -72,6 +81,16 @@ def attach(
             ctx.exit(watch_screen(hz=hz, run=run, session=session))
     finally:
         session.close()
+
+
+def _job_key(targets: tuple[str, ...], file: str | None) -> "JobKey | None":
+    if file is None:
+        return None
+    if not any(target.startswith("tcp://") for target in targets):
+        raise click.UsageError("--key is for tcp:// targets, and there is none")
+    from gpuwatch.wire.collect import load_key
+
+    return load_key(file)
 
 
 def _show_run(target: str, *, as_json: bool, hz: float) -> int:

@@ -13,11 +13,12 @@ __all__ = ["cli"]
 
 _COMMANDS = {
     "agent": "the node process: between the ranks of this node and every monitor",
-    "attach": "watch runs on other machines, through ssh or any command that gets there",
+    "attach": "watch runs on other machines, through ssh, any command that gets there, or TCP",
     "compare": "what a change has brought: two runs or recordings",
     "demo": "train two ranks with a loader that is too slow, and watch them",
     "diagnose": "say why the step is not faster, and what to change",
     "doctor": "say what this machine can measure, and what would help where it cannot",
+    "keygen": "make the key of a job, for those who attach over TCP",
     "record": "record a live run into a file",
     "replay": "open the screen on a recording",
     "run": "start any training command, watched without a change to it",

@@ -167,6 +167,7 @@ def _training(
     environment = {
         **os.environ,
         "GPUWATCH_RUN_ID": run,
+        "GPUWATCH_ALLOW_CONTROL": "1",  # it is nobody's but the one's who looks at it
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -1,4 +1,4 @@
-"""Targets on other machines, and the session on them: one store, fed by several pipes."""
+"""Targets on other machines, and the session on them: one store, fed over several ways."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import re
 import resource
 import shlex
 import sys
+import threading
 import time
 import uuid
 from collections import deque
@@ -21,7 +22,17 @@ from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
 from gpuwatch.store import Store, View
 from gpuwatch.store.live import SILENT_S
 from gpuwatch.store.views import Event, NodeView, RankView, RunView
-from gpuwatch.wire.collect import Pipe, PipeLink, PipeTarget
+from gpuwatch.wire.collect import (
+    JobKey,
+    Pipe,
+    PipeLink,
+    PipeTarget,
+    TcpLink,
+    TcpTarget,
+    TcpWay,
+    Way,
+    load_key,
+)
 
 __all__ = [
     "PROGRAM",
@@ -55,6 +66,10 @@ _SSH = re.compile(
     r"(?:[:/](?P<run>[^/\s]{1,256}))?/?"
 )
 
+_TCP = re.compile(
+    rf"tcp://(?P<host>{_HOST}):(?P<port>\d{{1,5}})(?:[:/](?P<run>[^/\s]{{1,256}}))?/?"
+)
+
 _CONNECT_S = 20.0
 _ANSWER_S = 3.0
 _ASK_AGAIN_S = 1.0
@@ -65,6 +80,7 @@ _LABEL = 48
 _KEPT_RANKS = 40_000
 _FILES = 128
 _FILES_A_PIPE = 4  # three, and one of a command that is ending
+_FILES_A_SOCKET = 5  # the connection, three that wake who waits, and one that is closing
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -79,18 +95,22 @@ _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def is_remote(target: str) -> bool:
-    """Whether a TARGET is reached over a pipe; else it is a run or a file of this machine."""
+    """Whether a TARGET is reached over a way; else it is a run or a file of this machine."""
     return "://" in target or target == "local"
 
 
-def parse_target(text: str, program: str = PROGRAM) -> PipeTarget:
-    """Return what `ssh://[user@]host[:port][/run]` means, or `local` for this machine.
+def parse_target(
+    text: str, program: str = PROGRAM, key: JobKey | None = None
+) -> PipeTarget | TcpTarget:
+    """Return what `ssh://[user@]host[:port][/run]` means, `tcp://host:port[/run]`, or `local`.
 
     `:run` may stand for `/run` where the run's name is not a number. `GPUWATCH_SSH` is taken in
     place of `ssh` and its options.
 
+    `key` is the job key, which tcp:// needs; without it that in the file `GPUWATCH_KEY` is taken.
+
     Raises:
-        TargetError: it is none of these.
+        TargetError: it is none of these, or a key is missing.
     """
     if text == "local":
         return PipeTarget(
@@ -100,12 +120,12 @@ def parse_target(text: str, program: str = PROGRAM) -> PipeTarget:
             "this machine",
         )
     if text.startswith("tcp://"):
-        raise TargetError(f"{text} cannot be attached to by this version; use ssh:// or --via")
+        return _tcp_target(text, key)
     found = _SSH.fullmatch(text)
     if found is None:
         raise TargetError(
-            f"{printable(text)!r} is no target; write ssh://host, ssh://user@host:port or "
-            "ssh://host/run"
+            f"{printable(text)!r} is no target; write ssh://host, ssh://user@host:port, "
+            "ssh://host/run or tcp://host:port"
         )
     port = found["port"]
     if port is not None and not 1 <= int(port) <= 65535:
@@ -122,6 +142,24 @@ def parse_target(text: str, program: str = PROGRAM) -> PipeTarget:
         program=program,
         run=found["run"] or "",
     )
+
+
+def _tcp_target(text: str, key: JobKey | None) -> TcpTarget:
+    found = _TCP.fullmatch(text)
+    if found is None or not 1 <= int(found["port"]) <= 65535:
+        raise TargetError(
+            f"{printable(text)!r} is no target; write tcp://host:port or tcp://host:port/run"
+        )
+    named = os.environ.get("GPUWATCH_KEY", "")
+    if key is None and named:
+        key = load_key(named)
+    if key is None:
+        raise TargetError(
+            f"{text} needs the key of the job, a copy of its key file: --key FILE, or "
+            "GPUWATCH_KEY=FILE"
+        )
+    host, port = found["host"], int(found["port"])
+    return TcpTarget(f"tcp://{host}:{port}", host.strip("[]"), port, key, found["run"] or "")
 
 
 def _ssh() -> tuple[str, ...]:
@@ -157,13 +195,14 @@ def _split(text: str, name: str) -> list[str]:
         raise TargetError(f"{name} {printable(text)!r} is no command: {exc}") from None
 
 
-def make_room(targets: int) -> None:
-    """Raise the limit on open files, where it is too low for so many pipes.
+def make_room(pipes: int, sockets: int = 0) -> None:
+    """Raise the limit on open files, where it is too low for so many pipes and TCP connections.
 
     Raises:
         TargetError: the hard limit is too low; libzmq and Python end badly without descriptors.
     """
-    needed = _FILES + _FILES_A_PIPE * targets
+    targets = pipes + sockets
+    needed = _FILES + _FILES_A_PIPE * pipes + _FILES_A_SOCKET * sockets
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
@@ -180,17 +219,21 @@ def open_session(
     *,
     via: Sequence[str] = (),
     program: str = PROGRAM,
+    key: JobKey | None = None,
     tap: Callable[[bytes], None] | None = None,
 ) -> "tuple[RemoteSession, str | None]":
     """Return a session on all of the targets, and the run that one of them names.
 
+    `key` is the job key of those over TCP.
+
     Raises:
         TargetError: one of them is no target, or there are too many.
     """
-    found = [parse_target(text, program) for text in targets]
+    found = [parse_target(text, program, key) for text in targets]
     found += [parse_via(text, program) for text in via]
     found = list(dict.fromkeys(found))
-    make_room(len(found))
+    sockets = sum(isinstance(target, TcpTarget) for target in found)
+    make_room(len(found) - sockets, sockets)
     run = next((target.run for target in found if target.run), None)
     return RemoteSession(found, tap=tap), run
 
@@ -199,23 +242,39 @@ class RemoteSession:
     """A `Session` on other machines. It connects for ever; a target that cannot be reached is said.
 
     What is known of a node that cannot be reached stays; its ranks count as silent, whatever they
-    do. `tap` is called with the bytes of every frame after they are in the picture, in the thread
-    of the pipes.
+    do. `tap` is called with the bytes of every frame after they are in the picture, one at a time,
+    in the thread of the pipes or that of the TCP connections.
     """
 
     def __init__(
-        self, targets: Sequence[PipeTarget], *, tap: Callable[[bytes], None] | None = None
+        self,
+        targets: Sequence[PipeTarget | TcpTarget],
+        *,
+        tap: Callable[[bytes], None] | None = None,
     ) -> None:
         self._tap = tap
+        self._lock = threading.Lock()  # pipes and connections have a thread each
         self._store = Store()
         self._changes = 0
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._asked: dict[tuple[str, int], tuple[float, float]] = {}
-        self._owners: dict[tuple[str, int], Pipe] = {}
-        self._incarnations: dict[Pipe, str] = {}
-        self._names: dict[str, dict[Pipe, str]] = {}
-        self._link = PipeLink(targets, __version__, self._on_frame, self._on_state)
+        self._owners: dict[tuple[str, int], Way] = {}
+        self._incarnations: dict[Way, str] = {}
+        self._names: dict[str, dict[Way, str]] = {}
+        piped = [target for target in targets if isinstance(target, PipeTarget)]
+        called = [target for target in targets if isinstance(target, TcpTarget)]
+        self._link = PipeLink(piped, __version__, self._on_frame, self._on_state)
+        self._tcp: TcpLink | None = None
+        if called:
+            self._tcp = TcpLink(called, __version__, self._on_frame, self._on_state)
+        pipes = iter(self._link.pipes)
+        calls = iter(self._tcp.ways if self._tcp is not None else ())
+        self._ways: tuple[Way, ...] = tuple(
+            next(calls if isinstance(target, TcpTarget) else pipes) for target in targets
+        )
         self._link.start()
+        if self._tcp is not None:
+            self._tcp.start()
 
     @property
     def version(self) -> int:
@@ -223,18 +282,22 @@ class RemoteSession:
         return self._store.version + self._changes
 
     @property
-    def pipes(self) -> tuple[Pipe, ...]:
-        """The pipes, in the order of their targets."""
-        return self._link.pipes
+    def pipes(self) -> tuple[Way, ...]:
+        """The ways to the targets, in their order: pipes, and connections over TCP."""
+        return self._ways
 
     # --- frames in -----------------------------------------------------------------------------
 
-    def _on_frame(self, pipe: Pipe, data: bytes, frame: NodeFrame, received_s: float) -> None:
-        name = self._name_of(pipe, frame)
+    def _on_frame(self, way: Way, data: bytes, frame: NodeFrame, received_s: float) -> None:
+        with self._lock:
+            self._take(way, data, frame, received_s)
+
+    def _take(self, way: Way, data: bytes, frame: NodeFrame, received_s: float) -> None:
+        name = self._name_of(way, frame)
         if name != frame.node:
             data = encode(msgspec.structs.replace(frame, node=name))
         missing = self._store.apply(data, received_s)
-        self._own(pipe, frame)
+        self._own(way, frame)
         for run, rank in missing:
             key = (run, rank)
             asked_s, pause_s = self._asked.get(key, (0.0, 0.0))
@@ -244,47 +307,48 @@ class RemoteSession:
             often = received_s - asked_s < 4 * pause_s
             pause_s = min(_ASK_LONGEST_S, 2 * pause_s) if often else _ASK_AGAIN_S
             self._asked[key] = (received_s, pause_s)
-            self._link.send(pipe, _command("snapshot", run, rank))
+            self._send(way, _command("snapshot", run, rank))
         if self._tap is not None:
             self._tap(data)
 
-    def _name_of(self, pipe: Pipe, frame: NodeFrame) -> str:
+    def _name_of(self, way: Way, frame: NodeFrame) -> str:
         """Return what the node is called here: containers may all have one name."""
-        self._incarnations[pipe] = frame.incarnation
+        self._incarnations[way] = frame.incarnation
         names = self._names.setdefault(frame.node, {})
-        if pipe not in names:
+        if way not in names:
             same = [n for p, n in names.items() if self._incarnations[p] == frame.incarnation]
             new = frame.node if not names else f"{frame.node[:240]} ({len(names) + 1})"
-            names[pipe] = same[0] if same else new
-        return names[pipe]
+            names[way] = same[0] if same else new
+        return names[way]
 
-    def _own(self, pipe: Pipe, frame: NodeFrame) -> None:
-        """Note which pipe the ranks of a frame are heard through: machines may share a name."""
+    def _own(self, way: Way, frame: NodeFrame) -> None:
+        """Note which way the ranks of a frame are heard through: machines may share a name."""
         if len(self._owners) > _KEPT_RANKS:
             self._owners, self._asked = {}, {}
         for raw in frame.frames:
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 head = _head_decoder.decode(raw)
-                self._owners[printable(head.run), head.rank] = pipe
+                self._owners[printable(head.run), head.rank] = way
 
-    def _on_state(self, pipe: Pipe) -> None:
-        if pipe.state == "live" and not pipe.trouble:
-            text, severity = "attached" if pipe.attached == 1 else "attached again", "note"
+    def _on_state(self, way: Way) -> None:
+        if way.state == "live" and not way.trouble:
+            text, severity = "attached" if way.attached == 1 else "attached again", "note"
         else:
-            text, severity = pipe.trouble, "warning"
-        self._events.append(Event(time.time(), f"{pipe.target.label}: {text}", severity))
-        self._changes += 1
+            text, severity = way.trouble, "warning"
+        with self._lock:
+            self._events.append(Event(time.time(), f"{way.target.label}: {text}", severity))
+            self._changes += 1
 
     # --- views out -----------------------------------------------------------------------------
 
     def view(self) -> View:
         """Return the present picture."""
         view = self._store.view()
-        pipes = self._link.pipes
+        ways = self._ways
         owners = self._owners
-        away = {pipe for pipe in pipes if not pipe.fresh}
+        away = {way for way in ways if not way.fresh}
         runs = tuple(_unheard(run, owners, away) for run in view.runs) if away else view.runs
-        link, message = _link_of(pipes)
+        link, message = _link_of(ways)
         events = sorted((*view.events, *self._events), key=lambda event: event.at_s)
         return replace(
             view,
@@ -293,7 +357,7 @@ class RemoteSession:
             link=link,
             message=message,
             events=tuple(events),
-            notices=(*_notices(pipes), *view.notices),
+            notices=(*_notices(ways), *view.notices),
         )
 
     def raw_run(self, run: str) -> str:
@@ -314,8 +378,8 @@ class RemoteSession:
         while True:
             now_s = time.monotonic()
             view = self.view()
-            there = [p for p in self._link.pipes if p.heard_s]
-            if all(p.heard_s or p.state == "lost" for p in self._link.pipes):
+            there = [p for p in self._ways if p.heard_s]
+            if all(p.heard_s or p.state == "lost" for p in self._ways):
                 if not there:
                     break
                 answer_s = answer_s or now_s + _ANSWER_S
@@ -326,9 +390,7 @@ class RemoteSession:
             time.sleep(0.05)
         if there:
             return view
-        raise AgentError(
-            "\ngpuwatch: ".join(_notices(self._link.pipes)) or "no target has answered"
-        )
+        raise AgentError("\ngpuwatch: ".join(_notices(self._ways)) or "no target has answered")
 
     # --- commands ------------------------------------------------------------------------------
 
@@ -343,12 +405,20 @@ class RemoteSession:
         command = _command(verb, self._store.raw_run(run), rank, args)
         owners = self._owners
         found = {p for (r, n), p in list(owners.items()) if r == run and rank in (None, n)}
-        for pipe in found or self._link.pipes:
-            self._link.send(pipe, command)
+        for way in found or self._ways:
+            self._send(way, command)
         return command.id
 
+    def _send(self, way: Way, command: Command) -> None:
+        if isinstance(way, Pipe):
+            self._link.send(way, command)
+        elif isinstance(way, TcpWay) and self._tcp is not None:
+            self._tcp.send(way, command)
+
     def close(self) -> None:
-        """End the pipes and their commands; returns within 0.5 s."""
+        """End the ways and the commands of pipes; returns within 0.5 s."""
+        if self._tcp is not None:
+            self._tcp.close(0.1)
         self._link.close()
 
 
@@ -373,8 +443,8 @@ def _has_rate(node: NodeView) -> bool:
     return reading is not None and reading.value is not None
 
 
-def _unheard(run: RunView, owners: dict[tuple[str, int], Pipe], away: set[Pipe]) -> RunView:
-    """Return the run with the ranks that no pipe reaches now as silent."""
+def _unheard(run: RunView, owners: dict[tuple[str, int], Way], away: set[Way]) -> RunView:
+    """Return the run with the ranks that no way reaches now as silent."""
     ranks = tuple(_silent(r, owners.get((r.run, r.rank)), away) for r in run.ranks)
     return (
         run
@@ -383,7 +453,7 @@ def _unheard(run: RunView, owners: dict[tuple[str, int], Pipe], away: set[Pipe])
     )
 
 
-def _silent(rank: RankView, owner: Pipe | None, away: set[Pipe]) -> RankView:
+def _silent(rank: RankView, owner: Way | None, away: set[Way]) -> RankView:
     if owner is None or owner not in away:
         return rank
     if rank.state in {"ended", "gone"} or rank.age_s <= SILENT_S:
@@ -394,19 +464,19 @@ def _silent(rank: RankView, owner: Pipe | None, away: set[Pipe]) -> RankView:
     return replace(rank, state="silent", state_reason=reason, phase_age_s=seen_s)
 
 
-def _link_of(pipes: Sequence[Pipe]) -> tuple[str, str]:
-    if any(p.state == "live" and not p.trouble for p in pipes):
+def _link_of(ways: Sequence[Way]) -> tuple[str, str]:
+    if any(p.state == "live" and not p.trouble for p in ways):
         return "live", ""
-    troubled = _notices(pipes)
+    troubled = _notices(ways)
     if not troubled:
-        return "connecting", f"connecting to {', '.join(p.target.label for p in pipes[:4])}"
+        return "connecting", f"connecting to {', '.join(p.target.label for p in ways[:4])}"
     more = f" (and {len(troubled) - 1} more)" if len(troubled) > 1 else ""
     return "lost", f"{troubled[0]}{more}"
 
 
-def _notices(pipes: Sequence[Pipe]) -> tuple[str, ...]:
+def _notices(ways: Sequence[Way]) -> tuple[str, ...]:
     """Return a sentence for each target that is in trouble."""
-    texts = [f"{p.target.label}: {p.trouble}" for p in pipes if p.trouble]
+    texts = [f"{p.target.label}: {p.trouble}" for p in ways if p.trouble]
     if len(texts) > _NOTICES:
         texts[_NOTICES - 1 :] = [f"{len(texts) - _NOTICES + 1} more targets cannot be reached"]
     return tuple(texts)

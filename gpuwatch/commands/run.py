@@ -5,7 +5,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import click
@@ -39,6 +39,12 @@ _LAUNCHERS = ("torch.", "accelerate.")
     default=True,
     help="Say on stderr what came of it when the run ends (on).",
 )
+@click.option(
+    "--listen",
+    metavar="ADDR",
+    help="Open a door on a TCP port beside it, for gpuwatch attach tcp://: host:port or :port.",
+)
+@click.option("--key", metavar="FILE", help="The key of the job, for --listen (gpuwatch keygen).")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 @click.pass_context
 def run(
@@ -48,6 +54,8 @@ def run(
     allow_control: bool,
     count_flops: bool,
     card: bool,
+    listen: str | None,
+    key: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Run a training command and watch it, without a change to its script.
@@ -57,18 +65,44 @@ def run(
     has ended, a card of at most 25 lines on stderr says where the time went and what to change.
 
     With --tui it is a process of its own, behind the monitor: q asks whether it goes on.
+
+    With --listen whoever has the key file may attach over TCP for as long as the command runs. A
+    port that is taken is said, and the command runs all the same.
     """
     if not command:
         raise click.UsageError("say what to run: gpuwatch run -- python train.py")
+    open_door = _door(listen, key)
     environ = _own_environment()
     if count_flops:
         environ["GPUWATCH_COUNT_FLOPS"] = "1"
     if not _is_executable(command[0], environ):
         ctx.exit(_refuse(command[0], environ))
     if tui:
-        ctx.exit(_in_pane(command, environ, name, allow_control, card))
+        ctx.exit(_in_pane(command, environ, name, allow_control, card, open_door))
     _watch(command, environ, name, allow_control, card)
+    open_door(environ)
     ctx.exit(_become(command, environ))
+
+
+def _door(listen: str | None, key: str | None) -> Callable[[Mapping[str, str]], None]:
+    """Return what opens the door in the process that is about to become the command.
+
+    Raises:
+        click.UsageError, TargetError: the address or the key is none; nothing has been started.
+    """
+    if listen is None and key is None:
+        return lambda _: None
+    from gpuwatch.commands.agent import check_door
+
+    address, job_key = check_door(listen, key)
+
+    def open_door(environ: Mapping[str, str]) -> None:
+        from gpuwatch.commands.beside import is_first_on_node, start_door
+
+        if is_first_on_node(environ):
+            _narrate(start_door(address, job_key))
+
+    return open_door
 
 
 def _become(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -88,6 +122,7 @@ def _in_pane(
     name: str | None,
     control: bool,
     card: bool,
+    open_door: Callable[[Mapping[str, str]], None],
 ) -> int:
     """Run the command behind the monitor and return the exit code."""
     from gpuwatch.commands.pane import run_in_pane
@@ -99,6 +134,7 @@ def _in_pane(
     def become() -> int:
         # The card is on the screen, and the screen is open already.
         _watch(command, environ, name, control, card=False, quiet=True)
+        open_door(environ)
         return _become(command, environ)
 
     return run_in_pane(command, named, become, card=card)

@@ -31,7 +31,7 @@ from gpuwatch.commands.remote import (
 from gpuwatch.errors import AgentError, TargetError
 from gpuwatch.frames import decode_node_frame
 from gpuwatch.store import RankView
-from gpuwatch.wire.collect import Pipe, PipeTarget, agent_presence
+from gpuwatch.wire.collect import JobKey, Pipe, PipeTarget, TcpTarget, agent_presence
 
 SLEEPER = str(Path(__file__).parent.parent / "probe" / "sleeper.py")
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -78,6 +78,10 @@ def test_what_an_ssh_target_means(
         "ssh://node1:99999",
         "http://node1",
         "tcp://node1:5555",
+        "tcp://node1",
+        "tcp://node1:0",
+        "tcp://me@node1:5555",
+        "tcp://\x1b[2J:1",
         "ssh://\x1b[2J",
     ],
 )
@@ -86,6 +90,26 @@ def test_what_is_no_target_is_one_sentence(text: str) -> None:
         parse_target(text)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "run"),
+    [
+        ("tcp://node1:5555", "node1", 5555, ""),
+        ("tcp://node1:5555/", "node1", 5555, ""),
+        ("tcp://10.0.0.7:5555/12345", "10.0.0.7", 5555, "12345"),
+        ("tcp://[fe80::1%eth0]:5555:llama", "fe80::1%eth0", 5555, "llama"),
+    ],
+)
+def test_what_a_tcp_target_means(text: str, host: str, port: int, run: str) -> None:
+    key = JobKey(b"p" * 40, b"s" * 40)
+    target = parse_target(text, key=key)
+    assert isinstance(target, TcpTarget)
+    assert (target.host, target.port, target.run, target.key) == (host, port, run, key)
+    assert target.label == text[: text.index("5555") + 4]
+    assert "sss" not in repr(target)
+    with pytest.raises(TargetError, match="--key FILE"):
+        parse_target(text)
 
 
 def test_commands_in_between_are_words_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +193,7 @@ def test_a_connection_that_keeps_losing_is_asked_for_the_past_less_and_less(
 ) -> None:
     asked: list[float] = []
     now_s = 1000.0
-    monkeypatch.setattr(session._link, "send", lambda _pipe, _command: asked.append(now_s))
+    monkeypatch.setattr(session, "_send", lambda _way, _command: asked.append(now_s))
     for tick in range(1200):  # two minutes in which every other frame is lost
         now_s = 1000.0 + tick / 10
         apply(session, "a", node_frame(tick, [rank_frame(2 * tick)]), now_s)
@@ -190,6 +214,13 @@ def test_so_many_targets_as_there_are_files(monkeypatch: pytest.MonkeyPatch) -> 
     assert new == [(928, 1024)]
     with pytest.raises(TargetError, match=r"300 targets need 1,328 open files"):
         make_room(300)
+    # 1,250 nodes over TCP; a limit of 4,096 is the hard one of some clusters.
+    limits = (1024, 8192)
+    make_room(0, 1250)
+    assert new[-1] == (6378, 8192)
+    limits = (1024, 4096)
+    with pytest.raises(TargetError, match=r"1250 targets need 6,378 open files"):
+        make_room(0, 1250)
 
 
 # --- two machines ------------------------------------------------------------------------------

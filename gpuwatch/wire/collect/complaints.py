@@ -1,14 +1,25 @@
-"""What is wrong with a pipe that has ended, in one sentence with what to type."""
+"""What is wrong with a way to another machine, in one sentence with what to type."""
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuwatch.frames import printable
 from gpuwatch.schema import WIRE_VERSION
+from gpuwatch.wire.collect.keys import JobKey
 from gpuwatch.wire.collect.pipe import PIPE_VERSION, Preamble
 
-__all__ = ["Complaint", "PipeTarget", "why_ended", "why_other_version"]
+__all__ = [
+    "Complaint",
+    "PipeTarget",
+    "TcpTarget",
+    "why_ended",
+    "why_no_connection",
+    "why_no_handshake",
+    "why_other_version",
+]
 
 _WORDS = 200
 
@@ -28,6 +39,25 @@ class PipeTarget:
     place: str = "the far side"
     program: str = "gpuwatch"
     run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpTarget:
+    """Where a TCP connection leads: `host` is a name or an address, without brackets.
+
+    `label` is what the screen calls it, `run` the run to show first, empty for any.
+    """
+
+    label: str
+    host: str
+    port: int
+    key: JobKey
+    run: str = ""
+
+    @property
+    def place(self) -> str:
+        """The far side within a sentence."""
+        return self.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +185,50 @@ def why_ended(
     )
 
 
-def why_other_version(target: PipeTarget, there: Preamble, package: str) -> Complaint | None:
+def why_no_connection(target: TcpTarget, number: int) -> Complaint:
+    """Return why there is no TCP connection, from the system's error number."""
+    if number == errno.ECONNREFUSED:
+        return Complaint(
+            f"nobody listens on port {target.port} of {target.host}; type there: "
+            f"gpuwatch agent --listen :{target.port} --key FILE"
+        )
+    if number in (errno.ETIMEDOUT, errno.EAGAIN):
+        return Complaint(
+            f"{target.host} does not answer on port {target.port}; is it up, and does every "
+            "firewall on the way let the port through?"
+        )
+    return Complaint(f"there is no way to {target.host} ({os.strerror(number).lower()})")
+
+
+_OTHERS = ((b"SSH-", "an ssh server; write ssh://"), (b"HTTP/", "a web server"))
+
+
+def why_no_handshake(target: TcpTarget, greeting: bytes) -> Complaint:
+    """Return why a door does not open, from how whoever listens there has greeted us.
+
+    The greeting of ZMTP 3 is 64 bytes: a signature that begins with 0xff, the version in bytes 10
+    and 11, and in bytes 12 to 31 the name of the security mechanism.
+    """
+    where = f"what listens on port {target.port} of {target.host}"
+    if greeting[:1] == b"\xff" and len(greeting) >= 32:
+        if greeting[12:32].rstrip(b"\0") == b"CURVE":
+            return Complaint(
+                f"the key does not fit: {where} has another one, or lets nobody in now; copy its "
+                "key file here",
+                False,
+            )
+        return Complaint(f"{where} takes no key: that is no gpuwatch agent --listen", False)
+    for begin, name in _OTHERS:
+        if greeting.startswith(begin):
+            return Complaint(f"{where} is {name}{target.host if 'ssh' in name else ''}", False)
+    if greeting:
+        return Complaint(f"{where} is no gpuwatch agent --listen", False)
+    return Complaint(f"{where} does not say a word; is it a gpuwatch agent --listen, and stopped?")
+
+
+def why_other_version(
+    target: PipeTarget | TcpTarget, there: Preamble, package: str
+) -> Complaint | None:
     """Return what to do about a far side of another version, None where both fit."""
     if (there.pipe_version, there.wire_version) == (PIPE_VERSION, WIRE_VERSION):
         return None

@@ -16,26 +16,30 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gpuwatch.errors import FrameError, WireVersionError
-from gpuwatch.frames import FrameStream, decode_node_frame, encode, packed, printable
-from gpuwatch.schema import Command, NodeFrame
+from gpuwatch.frames import FrameStream, encode, packed, printable
+from gpuwatch.schema import Command
 from gpuwatch.wire.collect.complaints import Complaint, PipeTarget, why_ended, why_other_version
-from gpuwatch.wire.collect.pipe import PIPE, PreambleReader
+from gpuwatch.wire.collect.pipe import PreambleReader
+from gpuwatch.wire.collect.way import (
+    BURST_BYTES,
+    FRAME_BYTES,
+    QUIET_S,
+    RATE_BYTES,
+    SETTLED_S,
+    Backoff,
+    OnFrame,
+    OnState,
+    Way,
+)
 
-__all__ = ["Backoff", "Pipe", "PipeLink"]
+__all__ = ["Pipe", "PipeLink"]
 
-FIRST_S = 1.0
-LONGEST_S = 30.0
-_SETTLED_S = 10.0  # a connection that held so long has worked: the next wait is short again
 ANSWER_S = 30.0
 """From the start of a command to the preamble: a login over jump hosts and a slow home directory
 take seconds; a question that nobody can answer takes for ever."""
-QUIET_S = 10.0
-"""An open pipe says something each second."""
-STALE_S = 3.0
-"""After this without a frame its ranks count as silent."""
 _STAGGER_S = 0.05
 _POLL_S = 0.1
 _TICK_S = 0.2
@@ -44,14 +48,7 @@ _CHUNK_BYTES = 65536
 _CHUNKS = 16
 _STDERR_BYTES = 8192
 _UNSENT_BYTES = 262_144
-_BAD_FRAMES = 8
-_NODES = 64
 _LINGER_S = 1.0
-
-BURST_BYTES = 64 * 2**20
-RATE_BYTES = 4 * 2**20
-"""A second. A node of eight ranks sends 30 kB a second, and 1.5 MB of their past at first."""
-_FRAME_BYTES = 4096  # what a frame costs at the least: a flood of small ones is bounded too
 
 # Ends with the thread that started it, whatever happens to that; becomes the command.
 _CHILD = (
@@ -64,35 +61,10 @@ _CHILD = (
 )
 
 
-OnFrame = Callable[["Pipe", bytes, NodeFrame, float], None]
+class Pipe(Way):
+    """One target: its command, and what came from it. All but the properties: the link's thread."""
 
-
-class Backoff:
-    """Waits that double from 0.5 s to 30 s, with jitter so that many do not come back at once."""
-
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng or random.Random()
-        self._failures = 0
-
-    def delay_s(self, *, soon: bool = True) -> float:
-        """Return the next wait; where trying soon does not help it is the longest at once."""
-        longest_s = LONGEST_S if not soon else min(LONGEST_S, FIRST_S * 2.0**self._failures)
-        self._failures = min(self._failures + 1, 16)
-        return self._rng.uniform(longest_s / 2, longest_s)
-
-    def reset(self) -> None:
-        """Begin anew: it has worked."""
-        self._failures = 0
-
-
-class Pipe:
-    """One target: its command, and what came from it. All but the properties: the link's thread.
-
-    `state` is connecting, live or lost, `trouble` a sentence without its subject, empty while all
-    is well, `nodes` the names of the nodes that have spoken through it, `had_past` whether the
-    present connection has brought all that the far side knew, `attached` how many connections have
-    worked, `heard_s` when a frame of a node process came last.
-    """
+    target: PipeTarget
 
     def __init__(
         self,
@@ -100,22 +72,14 @@ class Pipe:
         package: str,
         selector: selectors.BaseSelector,
         on_frame: OnFrame,
-        on_state: Callable[["Pipe"], None],
+        on_state: OnState,
         start_s: float,
         rng: random.Random | None = None,
     ) -> None:
+        super().__init__(on_frame, on_state)
         self.target = target
-        self.state = "connecting"
-        self.trouble = ""
-        self.nodes: tuple[str, ...] = ()
-        self.node = ""
-        self.had_past = False
-        self.heard_s = 0.0
-        self.attached = 0
         self._package = package
         self._selector = selector
-        self._on_frame = on_frame
-        self._on_state = on_state
         self._backoff = Backoff(rng)
         self._start_s: float | None = start_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,26 +87,18 @@ class Pipe:
         self._reset(start_s)
 
     def _reset(self, now_s: float) -> None:
+        self._begin()
         self._began_s = now_s
-        self._live_s = 0.0
         self._moved_s = now_s
         self._reader: PreambleReader | None = PreambleReader()
         self._noise = b""
         self._stream = FrameStream()
         self._stderr = b""
         self._unsent = bytearray()
-        self._bad = 0
         self._tokens = float(BURST_BYTES)
         self._filled_s = now_s
         self._reading = False
         self._ended_s: float | None = None
-        self.had_past = False
-        self.node = ""
-
-    @property
-    def fresh(self) -> bool:
-        """Whether frames of the node process come through now."""
-        return self.state == "live" and time.monotonic() - self.heard_s < STALE_S
 
     @property
     def pid(self) -> int | None:
@@ -174,7 +130,7 @@ class Pipe:
         elif self._reader is None and now_s - self._moved_s > QUIET_S and self._reading:
             half = " in the middle of a frame" if self._stream.pending else ""
             self._fail(Complaint(f"it fell silent{half} and was let go after {QUIET_S:.0f} s"))
-        elif self.state == "live" and now_s - self._live_s > _SETTLED_S:
+        elif self.state == "live" and now_s - self._live_s > SETTLED_S:
             self._backoff.reset()
         if self._process is not None:
             self._refill(now_s)
@@ -224,11 +180,6 @@ class Pipe:
         self._listen()
         greeted = self._reader is None
         self._fail(why_ended(self.target, status, self._stderr, self._noise, greeted=greeted))
-
-    def _say(self, state: str, trouble: str = "") -> None:
-        if (state, trouble) != (self.state, self.trouble):
-            self.state, self.trouble = state, trouble
-            self._on_state(self)
 
     def end(self) -> None:
         """Close the pipe and ask the command to end; `tick` or `kill` see to it that it does."""
@@ -330,43 +281,10 @@ class Pipe:
         received_s = time.monotonic()
         process = self._process
         for frame in self._stream.feed(data):
-            self._tokens -= max(0, _FRAME_BYTES - len(frame))
+            self._tokens -= max(0, FRAME_BYTES - len(frame))
             self._take_frame(frame, received_s)
             if self._process is not process:
                 return
-
-    def _take_frame(self, data: bytes, received_s: float) -> None:
-        try:
-            frame = decode_node_frame(data)
-            if self.node and frame.node != self.node:
-                raise FrameError(f"frames of {printable(frame.node)!r} and {self.node!r} in one")
-        except WireVersionError:
-            raise
-        except FrameError as exc:
-            self._bad += 1
-            if self._bad >= _BAD_FRAMES:
-                raise FrameError(f"it sends what is no telemetry ({exc})") from None
-            return
-        self._bad = 0
-        if not self.node:
-            name = printable(frame.node)
-            if name not in self.nodes:
-                if len(self.nodes) >= _NODES:
-                    raise FrameError(f"it has called itself {_NODES} names")
-                self.nodes = (*self.nodes, name)
-            self.node = frame.node
-        if not self._live_s:
-            self._live_s = received_s
-            self.attached += 1
-        if frame.incarnation == PIPE:
-            trouble = printable(frame.notices[0]) if frame.notices else ""
-            self._say("live", trouble)
-            return
-        self.heard_s = received_s
-        self._say("live")
-        self._on_frame(self, data, frame, received_s)
-        if any(reply.status == "done" for reply in frame.replies):
-            self.had_past = True
 
     def _listen(self) -> None:
         process = self._process
@@ -429,7 +347,7 @@ class PipeLink(threading.Thread):
         targets: Sequence[PipeTarget],
         package: str,
         on_frame: OnFrame,
-        on_state: Callable[[Pipe], None],
+        on_state: OnState,
     ) -> None:
         super().__init__(name="gpuwatch-pipes", daemon=True)
         self._selector = selectors.DefaultSelector()

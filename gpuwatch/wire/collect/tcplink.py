@@ -1,0 +1,467 @@
+"""The monitor's side of TCP with CURVE: one thread and one context for any number of doors.
+
+Each try is a socket of its own, closed with all that waits in it when the try has failed: nothing
+of an old connection can mix with a new one. What is live is judged by the age of what comes, never
+by the state of the connection, which says nothing when a machine or a network has vanished.
+
+A door is not trusted with more than a pipe: what it sends is bounded in rate and in memory.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from gpuwatch.errors import FrameError, WireVersionError
+from gpuwatch.frames import MAX_FRAME_BYTES, encode, printable
+from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
+from gpuwatch.wire.collect.complaints import (
+    Complaint,
+    TcpTarget,
+    why_no_connection,
+    why_no_handshake,
+    why_other_version,
+)
+from gpuwatch.wire.collect.pipe import PreambleReader, preamble
+from gpuwatch.wire.collect.scout import Found, Scout, address_of, greeting_of
+from gpuwatch.wire.collect.tcpinfo import received_bytes
+from gpuwatch.wire.collect.way import (
+    BURST_BYTES,
+    FRAME_BYTES,
+    QUIET_S,
+    RATE_BYTES,
+    SETTLED_S,
+    Backoff,
+    OnFrame,
+    OnState,
+    Way,
+)
+
+__all__ = ["TcpLink", "TcpWay"]
+
+CONNECT_S = 5.0
+HANDSHAKE_S = 5.0
+ANSWER_S = 15.0
+"""From the start of a try to the door's first word."""
+ATTACH_S = 1.0
+_ASK_AGAIN_S = 5.0
+_LOOK_S = 10.0
+"""So long may it take to find out why a connection has failed, a hung resolver included."""
+_AHEAD_BYTES = 2 * MAX_FRAME_BYTES
+"""So much more may have come than was a frame: one of the largest, and those that wait."""
+_MOVED_BYTES = 8192
+"""Fewer bytes are the pulse of a connection, not a large frame on its way over a slow one."""
+_QUEUE_FRAMES = 64
+_COMMANDS = 64
+_FRAMES_A_TURN = 64
+_STAGGER_S = 0.002
+_POLL_MS = 100
+_TICK_S = 0.2
+_DRAIN_S = 0.02
+_SOCKETS = 65535
+
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class TcpWay(Way):
+    """One door: the connection to it, and what came through. All of it: the thread of the link."""
+
+    target: TcpTarget
+
+    def __init__(
+        self,
+        target: TcpTarget,
+        package: str,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        poller: zmq.Poller,
+        ask: Callable[[tuple["TcpWay", int], Callable[[], Found]], None],
+        on_frame: OnFrame,
+        on_state: OnState,
+        start_s: float,
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__(on_frame, on_state)
+        self.target = target
+        self._package = package
+        self._context = context
+        self._poller = poller
+        self._ask = ask
+        self._backoff = Backoff(rng)
+        self._start_s = start_s
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._address = ""
+        self._waiting: Callable[[Found], None] | None = None
+        self._question = 0
+        self._reset(start_s)
+
+    def _reset(self, now_s: float) -> None:
+        self._begin()
+        self._began_s = now_s
+        self._moved_s = now_s
+        self._moved_bytes = 0
+        self._descriptor: int | None = None
+        self._opened = False  # the handshake is done
+        self._greeted = False
+        self._attach_s = 0.0
+        self._asked_s = 0.0
+        self._asked_id = ""
+        self._taken_bytes = 0
+        self._tokens = float(BURST_BYTES)
+        self._filled_s = now_s
+        self._reading = False
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Start, serve and judge the connection as the time demands."""
+        if self._waiting is not None:
+            if now_s - self._began_s > _LOOK_S:
+                self.answer(self._question, Found(number=errno.ETIMEDOUT))
+            return
+        if self._socket is None:
+            if now_s >= self._start_s:
+                self._find(now_s)
+            return
+        if not self._greeted and now_s - self._began_s > ANSWER_S:
+            if self._opened:
+                self._fail(Complaint("it took the key and said nothing more; is it stopped?"))
+            else:
+                self._look(now_s)
+            return
+        if not self._opened:
+            return
+        self._refill(now_s)
+        received = None if self._descriptor is None else received_bytes(self._descriptor)
+        if received is not None:
+            if received - self._taken_bytes > _AHEAD_BYTES:
+                self._fail(Complaint("it sends a frame without an end and was let go", False))
+                return
+            if received - self._moved_bytes >= _MOVED_BYTES:
+                self._moved_bytes, self._moved_s = received, now_s
+        if self._greeted and self._reading and now_s - self._moved_s > QUIET_S:
+            self._fail(Complaint(f"it fell silent and was let go after {QUIET_S:.0f} s"))
+            return
+        if self.state == "live" and self._live_s and now_s - self._live_s > SETTLED_S:
+            self._backoff.reset()
+        if now_s - self._attach_s >= ATTACH_S:
+            self._attach_s = now_s
+            self._send(preamble(self._package))
+        if self._greeted and not self.had_past and now_s - self._asked_s > _ASK_AGAIN_S:
+            self._asked_s = now_s
+            self._asked_id = uuid.uuid4().hex
+            self._send(encode(Command(WIRE_VERSION, self._asked_id, "snapshot")))
+
+    def _find(self, now_s: float) -> None:
+        """Begin a try: a name is looked up first, each time anew."""
+        self._reset(now_s)
+        try:
+            ipaddress.ip_address(self.target.host.partition("%")[0])
+        except ValueError:
+            self._wait(self._named, partial(address_of, self.target.host, self.target.port))
+        else:
+            self._connect(self.target.host)
+
+    def _wait(self, then: Callable[[Found], None], question: Callable[[], Found]) -> None:
+        self._waiting = then
+        self._question += 1
+        self._ask((self, self._question), question)
+
+    def answer(self, question: int, found: Found) -> None:
+        """Take what the scout has found; the answer to an older question is forgotten."""
+        then = self._waiting
+        if then is not None and question == self._question:
+            self._waiting = None
+            then(found)
+
+    def _named(self, found: Found) -> None:
+        if found.address:
+            self._connect(found.address)
+        elif found.unknown:
+            self._fail(
+                Complaint(f"no machine is called {self.target.host}; look at the spelling", False)
+            )
+        else:
+            self._fail(Complaint("its name is looked up in vain; is the name server up?"))
+
+    def _connect(self, address: str) -> None:
+        self._address = address
+        key = self.target.key
+        try:
+            one = self._context.socket(zmq.DEALER)
+            self._socket = one
+            one.linger = 0
+            one.setsockopt(zmq.RECONNECT_IVL, -1)
+            one.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_S * 1000))
+            one.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+            one.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+            one.setsockopt(zmq.IPV6, int(":" in address))
+            one.rcvhwm = _QUEUE_FRAMES
+            one.sndhwm = _COMMANDS
+            one.curve_serverkey = key.public
+            one.curve_publickey = key.public
+            one.curve_secretkey = key.secret
+            self._monitor = one.get_monitor_socket(_EVENTS)
+            self._monitor.linger = 0
+            self._poller.register(self._monitor, zmq.POLLIN)
+            where = f"[{address}]" if ":" in address else address
+            one.connect(f"tcp://{where}:{self.target.port}")
+        except zmq.ZMQError as exc:
+            self._fail(Complaint(f"no connection can be made: {exc.strerror}"))
+
+    def happened(self) -> None:
+        """Read what libzmq tells of the connection."""
+        while self._monitor is not None:
+            try:
+                parts = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            told = parse_monitor_message(parts)
+            event, value = told["event"], told["value"]
+            now_s = time.monotonic()
+            if event == zmq.EVENT_CONNECTED:
+                self._descriptor = value
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._opened = True
+                self._moved_s = now_s
+                self._refill(now_s)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._fail(Complaint(f"the key is refused on {self.target.host}", False))
+            elif self._opened:
+                self._read()  # what came before the end
+                if self._socket is not None:
+                    self._fail(Complaint("the connection was closed there, or lost on the way"))
+            else:
+                self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Find out why it has failed, then say so."""
+        self.end()
+        self._began_s = now_s
+        self._wait(self._looked, partial(greeting_of, self._address, self.target.port))
+
+    def _looked(self, found: Found) -> None:
+        if found.number:
+            self._fail(why_no_connection(self.target, found.number))
+        else:
+            self._fail(why_no_handshake(self.target, found.greeting))
+
+    def _fail(self, complaint: Complaint) -> None:
+        """End the connection, say why, and come back later."""
+        self.end()
+        self._start_s = time.monotonic() + self._backoff.delay_s(soon=complaint.soon)
+        self._say("lost", complaint.text)
+
+    def end(self) -> None:
+        """Let go of the connection and of all that waits in it."""
+        self._pause()
+        one, self._socket = self._socket, None
+        monitor, self._monitor = self._monitor, None
+        self._opened = False
+        if monitor is not None and one is not None:
+            self._poller.unregister(monitor)
+            one.disable_monitor()
+            monitor.close(linger=0)
+        if one is not None:
+            one.close(linger=0)
+
+    # --- what comes ----------------------------------------------------------------------------
+
+    def _refill(self, now_s: float) -> None:
+        self._tokens = min(BURST_BYTES, self._tokens + RATE_BYTES * (now_s - self._filled_s))
+        self._filled_s = now_s
+        if not self._reading and self._tokens > 0 and self._socket is not None:
+            self._poller.register(self._socket, zmq.POLLIN)
+            self._reading = True
+            self._moved_s = now_s
+
+    def _pause(self) -> None:
+        """Too much at once: it waits in its queue, then at the other side."""
+        if self._reading and self._socket is not None:
+            self._poller.unregister(self._socket)
+        self._reading = False
+
+    def _read(self) -> None:
+        for _ in range(_FRAMES_A_TURN):
+            one = self._socket
+            if one is None or not self._reading:
+                return
+            try:
+                data = one.recv(zmq.NOBLOCK)
+                parts, size = 1, len(data)
+                while one.getsockopt(zmq.RCVMORE):
+                    parts, size = parts + 1, size + len(one.recv(zmq.NOBLOCK))
+            except zmq.ZMQError:
+                return
+            self._taken_bytes += size
+            self._tokens -= max(size, FRAME_BYTES)
+            self._moved_s = received_s = time.monotonic()
+            try:
+                if parts > 1:
+                    self._take_bad(FrameError(f"a frame in {parts} parts"))
+                elif self._greeted:
+                    self._take_frame(data, received_s)
+                else:
+                    self._greet(data)
+            except FrameError as exc:
+                soon = not isinstance(exc, WireVersionError)
+                self._fail(Complaint(f"its connection was let go: {printable(str(exc))}", soon))
+            if self._socket is one and self._tokens <= 0:
+                self._pause()
+
+    def ready(self, which: object) -> None:
+        """Read what is ready: what has happened to the connection, or frames."""
+        if which is self._monitor:
+            self.happened()
+        elif which is self._socket:
+            self._read()
+
+    def _greet(self, data: bytes) -> None:
+        """Take the first words of the door.
+
+        Raises:
+            FrameError: it is no door of ours.
+        """
+        found = PreambleReader().feed(data)
+        if found is None:
+            raise FrameError("whoever has the key there is no gpuwatch")
+        other = why_other_version(self.target, found[0], self._package)
+        if other is not None:
+            self._fail(other)
+            return
+        self._greeted = True
+
+    def _brings_past(self, frame: NodeFrame) -> bool:
+        return any(reply.id == self._asked_id for reply in frame.replies)
+
+    # --- what goes -----------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """Send a command; without a connection it is forgotten: it would come too late."""
+        if self._greeted:
+            self._send(encode(command))
+
+    def _send(self, data: bytes) -> None:
+        if self._socket is not None and self._opened:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(data, zmq.NOBLOCK)
+
+    @property
+    def sockets(self) -> "tuple[zmq.Socket[bytes], ...]":
+        """The sockets that are there now, to be told apart when one is ready."""
+        return tuple(one for one in (self._socket, self._monitor) if one is not None)
+
+
+class TcpLink(threading.Thread):
+    """Keeps connections to any number of doors, for ever.
+
+    Args:
+        targets: where they are, and the key to each.
+        package: the version of this package.
+        on_frame: called in this thread with the way, the bytes of a frame of a node process, the
+            frame, and the monotonic time of its arrival in seconds.
+        on_state: called in this thread when the state or the trouble of a way has changed.
+    """
+
+    def __init__(
+        self, targets: Sequence[TcpTarget], package: str, on_frame: OnFrame, on_state: OnState
+    ) -> None:
+        super().__init__(name="gpuwatch-tcp", daemon=True)
+        self._stopping = threading.Event()
+        self._commands: deque[tuple[TcpWay, Command]] = deque()
+        self._answers: deque[tuple[tuple[TcpWay, int], Found]] = deque()
+        self._wake_r, self._wake_w = os.pipe()
+        for fd in (self._wake_r, self._wake_w):
+            os.set_blocking(fd, False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_r, zmq.POLLIN)
+        self._scout: Scout[tuple[TcpWay, int]] = Scout(self._answered)
+        now_s = time.monotonic()
+        # One after the other: a handshake costs both sides half a millisecond of computing.
+        self.ways = tuple(
+            TcpWay(
+                target,
+                package,
+                self._context,
+                self._poller,
+                self._scout.ask,
+                on_frame,
+                on_state,
+                now_s + at * _STAGGER_S,
+            )
+            for at, target in enumerate(targets)
+        )
+
+    def send(self, way: TcpWay, command: Command) -> None:
+        """Queue a command for the node behind a door; returns at once."""
+        self._commands.append((way, command))
+        self._wake()
+
+    def close(self, timeout_s: float = 0.4) -> None:
+        """End the connections and the thread; waits at most `timeout_s`."""
+        self._stopping.set()
+        self._wake()
+        if self.is_alive():
+            self.join(timeout_s)
+
+    def _answered(self, who: tuple[TcpWay, int], found: Found) -> None:
+        self._answers.append((who, found))
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"x")
+
+    def run(self) -> None:
+        """The thread's body."""
+        next_tick_s = 0.0
+        try:
+            while not self._stopping.is_set():
+                now_s = time.monotonic()
+                if now_s >= next_tick_s:
+                    next_tick_s = now_s + _TICK_S
+                    for way in self.ways:
+                        way.tick(now_s)
+                while self._answers:
+                    (way, question), found = self._answers.popleft()
+                    way.answer(question, found)
+                while self._commands:
+                    way, command = self._commands.popleft()
+                    way.send(command)
+                self._exchange()
+        finally:
+            for way in self.ways:
+                way.end()
+            self._context.destroy(linger=0)
+
+    def _exchange(self) -> None:
+        ready = {one for one, _ in self._poller.poll(_POLL_MS)}
+        if self._wake_r in ready:
+            ready.discard(self._wake_r)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_r, 4096)
+        if not ready:
+            return
+        time.sleep(_DRAIN_S)  # a burst gathers: a wake-up costs more than a frame
+        for way in self.ways:
+            for one in way.sockets:
+                if one in ready:
+                    way.ready(one)
