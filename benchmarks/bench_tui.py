@@ -1,20 +1,27 @@
 """What drawing costs: CPU and bytes a tick of every view, CPU to the first picture, time to a key.
 
-    python benchmarks/bench_tui.py [--ticks N] [--view NAME]... [--ranks N]...
+    python benchmarks/bench_tui.py [--ticks N] [--view NAME]... [--ranks N]... [--large]
 
 Each case runs the real app with Textual's real driver under a pty, in a process of its own
 (`tui_child.py`), over a session that shows another picture at every tick. First all numbers change
 at every tick, then those of four ranks only. The figures are CPU of that process, so that a busy
-machine does not spoil them much; bytes are what arrives at the terminal; RSS is that of the process
-without the made-up pictures, at the end of it all: every view has been opened, and the past is full
-(ten minutes of moments, from which the curves are drawn).
+machine does not spoil them much; bytes are what arrives at the terminal.
+
+Then the monitor as it is: frames of jobs of several sizes are made here (`tui_feed.py`) and taken
+by a real store in the other process, a step a rank and second with what the sampler says, at 4 Hz
+and with the real rules. Its memory has nothing made up in it; it is read when every view has been
+opened and the past is full (ten minutes of moments, from which the curves are drawn). CPU is told
+by thread. A large run is drawn less often where that would take more than its share.
 
 Keys are timed by the wall from writing one to the pty to the first byte of the answer, and quitting
 from `q` to the end of the process: as it is, with a diagnosis that never returns, and the real
 command while a GPU driver hangs (a stand-in for NVML; it needs a C compiler). The first picture is
 timed for the real command too: interpreter, imports and connecting included.
 
-Each line has its budget beside it, the design's; what is over it says so. The exit code is 1 where
+All of them run as an installed program does, from byte code: it is made beforehand, in a folder of
+its own.
+
+Each line has its budget beside it, the design's, and whether it holds. The exit code is 1 where
 something is over by a factor of three.
 """
 
@@ -31,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +57,9 @@ BUDGET_CORE_PERCENT = 6.0
 BUDGET_FIRST_PAINT_S = 0.4
 BUDGET_YARDSTICK_S = 0.25
 """What `yardstick` gave there, a quiet machine with two cores."""
+
+BUDGET_LARGE_PERCENT = 10.0
+"""Of a core for drawing more ranks than the design has a budget for."""
 
 BUDGET_KEY_MS = 50.0
 BUDGET_QUIT_S = 0.5
@@ -69,6 +80,17 @@ VIEWS = {
 
 KEYS = (b"j", b"2", b"j", b"s", b"\r", b"]", b"\x1b[D", b" ", b"3", b"\r", b"4", b"j", b"m", b"1")
 
+LIVE = ((4, 8), (8, 8), (128, 8))
+LARGE = (1250, 8)
+"""Nodes and ranks a node of the jobs that a real store is fed with; the large one, which alone
+takes minutes, where it is asked for."""
+
+BUDGETED_RANKS = 1024
+RANKS_A_SECOND = 1250
+"""A larger job than this has steps less often than once a second."""
+
+LOOK_S = 0.3
+WATCH_S = 8.0
 FIRST_PAINTS = 3
 _START_S = 60.0
 
@@ -76,7 +98,12 @@ _START_S = 60.0
 class Pty:
     """A terminal with a process in it."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
         self.main, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         told = {**(os.environ if env is None else env)}
@@ -90,6 +117,7 @@ class Pty:
             env=told,
             cwd=ROOT,
             start_new_session=True,
+            pass_fds=keep,
         )
         os.close(child)
         self.arrived: list[tuple[float, int]] = []
@@ -178,6 +206,95 @@ def measure(ranks: int, ticks: int, views: Sequence[str], rates: Sequence[int]) 
             drawn["kb"] = size / 1e3 / len(drawn["cpu_s"])
             drawn["ms"] = 1e3 * statistics.mean(drawn["cpu_s"])
     return figures
+
+
+def beat_of(ranks: int) -> float:
+    """Return how often a rank has a step, in s: taking frames must leave room for the rest."""
+    return max(1.0, ranks / RANKS_A_SECOND)
+
+
+def feed(descriptor: int, nodes: int, per_node: int) -> None:
+    """Write the frames of a job, a round a beat, until nobody reads them."""
+    sys.path.insert(0, str(ROOT))
+    from tui_feed import Job
+
+    job = Job(nodes, per_node, time.time())
+    beat_s = beat_of(nodes * per_node)
+    begin_s, second = time.monotonic(), 0
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as pipe:
+        while True:
+            for data in job.frames(second):
+                pipe.write(len(data).to_bytes(4) + data)
+            pipe.flush()
+            second += 1
+            time.sleep(max(0.0, begin_s + second * beat_s - time.monotonic()))
+
+
+def measure_live(nodes: int, per_node: int) -> dict[str, Any]:
+    """Run the app over a real store that is fed with a job of that size; its figures.
+
+    Raises:
+        SystemExit: it did not end well.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        mine, theirs = os.pipe()
+        plan = {"nodes": nodes, "views": VIEWS, "look_s": LOOK_S, "watch_s": WATCH_S}
+        script = str(Path(__file__).with_name("tui_child.py"))
+        told = json.dumps({"mode": "live", "feed": mine, **plan})
+        argv = [sys.executable, script, str(nodes * per_node), str(out), told]
+        terminal = Pty(argv, keep=(mine,))
+        os.close(mine)
+        threading.Thread(target=feed, args=(theirs, nodes, per_node), daemon=True).start()
+        terminal.close(200.0)
+        if not out.exists():
+            tail = terminal.tail[-2000:].decode(errors="replace")
+            raise SystemExit(f"the app did not end well:\n{tail}")
+        figures: dict[str, Any] = json.loads(out.read_text())
+        return figures
+
+
+def print_live(report: "Report", nodes: int, per_node: int) -> None:
+    """Measure a job of that size and print a line for what it takes and one for its memory."""
+    figures = measure_live(nodes, per_node)
+    ranks = nodes * per_node
+    budgeted = ranks <= BUDGETED_RANKS
+    share = 100.0 * figures["drawing"]
+    most = BUDGET_CORE_PERCENT if budgeted else BUDGET_LARGE_PERCENT
+    report.line(
+        f"live, {nodes:,} x {per_node} ranks, a step in {beat_of(ranks):g} s: drawing "
+        f"{share:.1f} % of a core at {figures['pictures']:.1f} pictures a second (<= {most:g} %), "
+        "taking frames "
+        f"{100.0 * figures['frames']:.1f} %, diagnosis {100.0 * figures['diagnosis']:.1f} %",
+        (share, most),
+    )
+    words = (
+        f"RSS at {ranks:,} ranks, store and rules included: {figures['rss_mb']:.0f} MB, at most "
+        f"{figures['peak_mb']:.0f}; of them the store {figures['store_mb']:.0f}, "
+        f"{1e3 * figures['store_mb'] / ranks:.0f} kB a rank"
+    )
+    if budgeted:
+        report.line(f"{words} (<= {BUDGET_RSS_MB:g})", (figures["rss_mb"], BUDGET_RSS_MB))
+    else:
+        report.line(f"{words} (no budget)")
+
+
+def warm(folder: str) -> None:
+    """Have byte code made in that folder for what runs here."""
+    os.environ["PYTHONPYCACHEPREFIX"] = folder
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    code = "import tui_child, gpuwatch.commands.cli, gpuwatch.commands.monitor, tests.tui.sides"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"},
+    )
+    with own_directory() as environment:
+        terminal = Pty(gpuwatch(), environment)
+        terminal.wait_for("◉")
+        terminal.settle()
+        terminal.quit()
 
 
 def time_keys(ranks: int) -> tuple[list[float], float]:
@@ -298,10 +415,12 @@ class Report:
         self.worst = 0.0
 
     def mark(self, *pairs: tuple[float, float]) -> str:
-        """Return what to print behind figures (figure, budget): nothing, or that one is over."""
+        """Return what to print behind figures (figure, budget): whether all of them hold."""
+        if not pairs:
+            return ""
         most = max(figure / budget for figure, budget in pairs)
         self.worst = max(self.worst, most)
-        return "  over" if most > 1.0 else ""
+        return "  over" if most > 1.0 else "  holds"
 
     def line(self, words: str, *pairs: tuple[float, float]) -> None:
         """Print a line."""
@@ -326,10 +445,18 @@ def print_views(report: Report, ranks: int, figures: dict[str, Any]) -> None:
 def main() -> int:
     """Print the figures; 1 if one is over its budget by more than a factor of three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ticks", type=int, default=10)
+    parser.add_argument("--ticks", type=int, default=6)
     parser.add_argument("--view", choices=list(VIEWS), action="append")
     parser.add_argument("--ranks", type=int, action="append")
+    parser.add_argument("--large", action="store_true", help="10,000 ranks too, some minutes")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        warm(folder)
+        return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print all figures; 1 if one is over its budget by more than a factor of three."""
     report = Report()
     sizes = options.ranks or [64, 1024]
     print(f"{COLUMNS}x{ROWS}; all numbers change, {options.ticks} ticks; then those of four ranks")
@@ -357,13 +484,8 @@ def main() -> int:
         )
         pairs = [(share, BUDGET_CORE_PERCENT * hz / HZ) for hz, share in shares.items()]
         report.line(f"of a core at {ranks:,} ranks, overview: {words}", *pairs)
-    for ranks, figures in measured.items():
-        rss_mb = [found["rss_mb"] for found in figures["views"].values()][-1] - figures["fakes_mb"]
-        report.line(
-            f"RSS at {ranks:,} ranks: {figures['painted_mb']:.0f} MB at the first picture, "
-            f"{rss_mb:.0f} MB with ten minutes of past and all views (<= {BUDGET_RSS_MB:g})",
-            (rss_mb, BUDGET_RSS_MB),
-        )
+    for nodes, per_node in (*LIVE, *([LARGE] if options.large else ())):
+        print_live(report, nodes, per_node)
     for ranks in sizes:
         found = first_paints(ranks)
         report.line(

@@ -2,10 +2,14 @@
 
     python benchmarks/tui_child.py RANKS OUT PLAN
 
-PLAN is JSON: `mode` measure, wait (for keys) or hang (the diagnosis never returns), and for
+PLAN is JSON: `mode` measure, live, wait (for keys) or hang (the diagnosis never returns), and for
 measuring `views` {name: keys}, `ticks` of each kind and `rates` (Hz).
 The figures are written to OUT. CPU is that of this process; bytes are counted by whoever reads the
 terminal, between the monotonic times that are written here.
+
+In mode live nothing is made up in this process: a real store takes the frames that come through the
+file descriptor `feed`, each behind its length in four bytes, and the real rules judge it. So its
+memory is the monitor's, and CPU is told by thread: drawing, taking frames, diagnosis.
 """
 
 import asyncio
@@ -13,12 +17,14 @@ import gc
 import itertools
 import json
 import os
+import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -28,10 +34,13 @@ from gpuwatch.tui.config import Config
 _APP = GpuwatchApp  # Textual is loaded when the name is looked up.
 IMPORTED_S = time.process_time()
 
+from gpuwatch.diagnosis import Engine  # noqa: E402
 from gpuwatch.diagnosis.types import Abstain, RunDiagnosis  # noqa: E402
+from gpuwatch.store import Store  # noqa: E402
 from gpuwatch.store.views import View  # noqa: E402
-from tests.tui import fakes  # noqa: E402
-from tests.tui.sides import FakeShelf  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.tui import fakes
 
 PAUSE_S = 0.15
 """Between two ticks: long enough for a picture to be painted."""
@@ -51,6 +60,8 @@ def rss_mb() -> float:
 
 def pictures(ranks: int) -> list[View]:
     """Return pictures of one job a step apart, every number different, steps in the windows."""
+    from tests.tui import fakes
+
     found = []
     for seed in range(PICTURES):
         picture = fakes.cluster(max(1, ranks // 8), min(8, ranks), slow_node=0, seed=seed)
@@ -72,7 +83,9 @@ def with_few(picture: View, other: View) -> View:
 class Measure:
     """Draws by its own beat, and keeps what that costs."""
 
-    def __init__(self, app: GpuwatchApp, session: fakes.FakeSession, all_of_it: list[View]) -> None:
+    def __init__(
+        self, app: GpuwatchApp, session: "fakes.FakeSession", all_of_it: list[View]
+    ) -> None:
         self.app = app
         self.session = session
         self.all = all_of_it
@@ -88,11 +101,7 @@ class Measure:
 
     async def press(self, keys: Sequence[str]) -> None:
         """Press keys, each once what was before it is drawn."""
-        from textual.events import Key
-
-        for name in keys:
-            self.app.post_message(Key(name, name if len(name) == 1 else None))
-            await asyncio.sleep(0.3)
+        await press(self.app, keys)
 
     async def draw(self, shown: Sequence[View], ticks: int, pause_s: float) -> dict[str, Any]:
         """Draw so many pictures in turn; returns CPU (s) by tick, and the time that it took."""
@@ -119,7 +128,6 @@ class Measure:
                 # The first picture of a view fills its caches; that of another kind is all new.
                 await self.draw(shown, 2, PAUSE_S)
                 found[name][part] = await self.draw(shown, plan["ticks"], PAUSE_S)
-            found[name]["rss_mb"] = rss_mb()
         return found
 
     async def rates(self, plan: dict[str, Any]) -> dict[str, float]:
@@ -134,19 +142,157 @@ class Measure:
         return found
 
 
+async def press(app: GpuwatchApp, keys: Sequence[str]) -> None:
+    """Press keys, each once what was before it is drawn."""
+    from textual.events import Key
+
+    for name in keys:
+        app.post_message(Key(name, name if len(name) == 1 else None))
+        await asyncio.sleep(0.3)
+
+
 def hang(_: View) -> Sequence[RunDiagnosis]:
     """Never return."""
     while True:
         time.sleep(3600)
 
 
+# --- a real store --------------------------------------------------------------------------------
+
+
+class FedSession:
+    """A session whose store takes frames from a file descriptor, in a thread of its own.
+
+    The first round of frames carries the past; `filled` is set when it is in the store.
+    """
+
+    def __init__(self, descriptor: int, nodes: int) -> None:
+        self.store = Store()
+        self.begin = threading.Event()
+        self.filled = threading.Event()
+        self.cpu_s = 0.0
+        self._nodes = nodes
+        self._file = os.fdopen(descriptor, "rb")
+        threading.Thread(target=self._work, name="feed", daemon=True).start()
+
+    def _work(self) -> None:
+        taken = 0
+        self.begin.wait()
+        while head := self._file.read(4):
+            data = self._file.read(int.from_bytes(head))
+            self.store.apply(data, time.monotonic())
+            taken += 1
+            if taken == 1:
+                self.store.set_link("live")
+            if taken == self._nodes:
+                self.filled.set()
+            self.cpu_s = time.thread_time()
+
+    @property
+    def version(self) -> int:
+        """Rises with every change."""
+        return self.store.version
+
+    def view(self) -> View:
+        """Return the present picture."""
+        return self.store.view()
+
+    def send(self, *_: Any) -> str:
+        """Nobody is there to answer."""
+        return "none"
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class Judge:
+    """The real rules, and the CPU that their thread has used."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.cpu_s = 0.0
+
+    def __call__(self, view: View) -> Sequence[RunDiagnosis]:
+        """Judge every run of the view."""
+        found = self.engine(view)
+        self.cpu_s = time.thread_time()
+        return found
+
+
+async def live(app: GpuwatchApp, session: FedSession, judge: Judge, plan: dict[str, Any]) -> Any:
+    """Let ten minutes have passed, open every view, and watch the first one for a while."""
+    before_mb = rss_mb()
+    session.begin.set()
+    await asyncio.get_running_loop().run_in_executor(None, session.filled.wait)
+    gc.collect()
+    store_mb = rss_mb() - before_mb
+    view = session.view()
+    for second in range(600, 0, -1):
+        app.watcher._keep(replace(view, at_s=view.at_s - second), -1.0)
+    del view
+    found: dict[str, Any] = {"views": {}, "store_mb": store_mb}
+    for name, keys in plan["views"].items():
+        await press(app, keys.split())
+        await asyncio.sleep(plan["look_s"])
+        found["views"][name] = {"rss_mb": rss_mb()}
+    await press(app, ["1"])
+    begin_s = time.monotonic()
+    before = (time.thread_time(), session.cpu_s, judge.cpu_s, app.drawn)
+    await asyncio.sleep(plan["watch_s"])
+    after = (time.thread_time(), session.cpu_s, judge.cpu_s, app.drawn)
+    took_s = time.monotonic() - begin_s
+    names = ("drawing", "frames", "diagnosis", "pictures")
+    found |= {
+        name: (late - early) / took_s
+        for name, early, late in zip(names, before, after, strict=True)
+    }
+    found["rss_mb"] = rss_mb()
+    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return found
+
+
+class Counted(GpuwatchApp):
+    """Counts the pictures that it has drawn."""
+
+    drawn = 0
+
+    def refresh_scene(self, *, force: bool = False) -> None:
+        """Draw what is new."""
+        before = self.watcher.scene
+        super().refresh_scene(force=force)
+        self.drawn += self.watcher.scene is not before
+
+
+def run_live(ranks: int, out: Path, plan: dict[str, Any]) -> int:
+    """Run the app over a real store; its exit code."""
+    session = FedSession(plan["feed"], plan["nodes"])
+    judge = Judge()
+    figures: dict[str, Any] = {"ranks": ranks}
+    tasks = []
+
+    async def measure() -> None:
+        figures.update(await live(app, session, judge, plan))
+        app.exit()
+
+    def painted() -> None:
+        tasks.append(asyncio.get_running_loop().create_task(measure()))
+
+    config = Config(theme="dark", ascii=False)
+    app = Counted(session, judge, on_first_paint=painted, config=config)
+    app.run()
+    out.write_text(json.dumps(figures))
+    return app.return_code or 0
+
+
 def main() -> int:
     """Run the app as the plan says; its exit code."""
     ranks, out, plan = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    before_mb = rss_mb()
+    if plan["mode"] == "live":
+        return run_live(ranks, out, plan)
+    from tests.tui import fakes
+    from tests.tui.sides import FakeShelf
+
     all_of_it = pictures(ranks)
-    gc.collect()
-    fakes_mb = rss_mb() - before_mb
     session = fakes.FakeSession(all_of_it[0])
     diagnose: Callable[[View], Sequence[RunDiagnosis]] = fakes.found(
         fakes.few_workers(), fakes.peer_wait(), abstained=[Abstain("numa", "sysfs")]
@@ -168,7 +314,6 @@ def main() -> int:
 
     def painted() -> None:
         figures["first_paint_s"] = time.process_time() - made_up_s
-        figures["painted_mb"] = rss_mb() - fakes_mb
         if plan["mode"] == "measure":
             # A task of its own: the app's queue must go on taking keys.
             tasks.append(asyncio.get_running_loop().create_task(measure()))
@@ -182,7 +327,6 @@ def main() -> int:
         recordings=shelf,
     )
     app.run()
-    figures["fakes_mb"] = fakes_mb
     out.write_text(json.dumps(figures))
     return app.return_code or 0
 

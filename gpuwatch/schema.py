@@ -33,8 +33,10 @@ __all__ = [
     "Hello",
     "HostSample",
     "IoSample",
+    "Knob",
     "Ledger",
     "Loader",
+    "Logged",
     "NodeFrame",
     "PhasesNs",
     "Precision",
@@ -77,6 +79,9 @@ Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 # Loss and other values that come from the user's own arithmetic: NaN and infinity are legal news.
 UserFloat = float
+# What a knob stands at and between: finite, and whole numbers that a float holds exactly.
+Setting = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-1e18, le=1e18)]
+Limit = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
 
 class _Wire(Struct, array_like=True, frozen=True):
@@ -146,11 +151,27 @@ class Precision(_Wire, frozen=True):
     grad_scaler: bool = False
 
 
+class Knob(_Wire, frozen=True):
+    """A setting that a `set` command can change while the training runs.
+
+    Of a number `low` and `high` are the limits, both allowed, None for none; of a text `choices`
+    are all that it can be. `effective` says in words when a change takes effect.
+    """
+
+    name: Name
+    value: Setting | Name | bool
+    low: Limit | None = None
+    high: Limit | None = None
+    choices: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    effective: Name = ""
+
+
 class Hello(_Wire, frozen=True):
     """Who a rank is and how it is configured. Sent in the first frame and in every snapshot.
 
     `parallel` names the ways of parallel training that were seen (ddp, fsdp2, tensor, pipeline,
     local_sgd), `frameworks` the libraries whose loop it is (transformers, lightning, accelerate).
+    `knobs` are what a `set` command can change, where `allow_control` says that one may.
     """
 
     host: Name
@@ -176,6 +197,7 @@ class Hello(_Wire, frozen=True):
     boot_id: Name = ""
     parallel: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     frameworks: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
+    knobs: Annotated[tuple[Knob, ...], Meta(max_length=64)] = ()
 
 
 class PhasesNs(_Wire, frozen=True):
@@ -325,6 +347,20 @@ class Reply(_Wire, frozen=True):
     data: Annotated[str, Meta(max_length=262_144)] = ""
 
 
+class Logged(_Wire, frozen=True):
+    """What became of a command, for everyone who watches: each of its statuses once.
+
+    `args` are its arguments in words, `message` is that of the reply. `at_s` is the rank's clock.
+    """
+
+    at_s: WallSeconds
+    id: Name
+    verb: Name
+    args: Text
+    status: Literal["accepted", "done", "error"]
+    message: Text
+
+
 class WorkerCost(_Wire, frozen=True):
     """What the batches of one loader worker have cost since it started, by its own clocks.
 
@@ -349,6 +385,8 @@ class RankFrame(_Wire, frozen=True):
     `seq` counts the frames of one incarnation. A snapshot carries the seq of the last frame that
     was published before it, `snapshot` True, and the rank's last records again. `workers` come
     once a second, newest totals only; in a snapshot those of the last seconds too, oldest first.
+    `commands` is what became of commands since the frame before, in a snapshot of the last 64, but
+    for snapshots and fetches. What ends later than its request is answered in `replies` here.
     """
 
     version: Annotated[int, Meta(ge=0, le=2**16)]
@@ -368,6 +406,7 @@ class RankFrame(_Wire, frozen=True):
     snapshot: bool = False
     simulated: bool = False
     workers: Annotated[tuple[WorkerCost, ...], Meta(max_length=4096)] = ()
+    commands: Annotated[tuple[Logged, ...], Meta(max_length=64)] = ()
 
 
 class Reading(_Wire, frozen=True):

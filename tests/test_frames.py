@@ -162,6 +162,26 @@ replies = st.builds(
 )
 
 
+knobs = st.builds(
+    schema.Knob,
+    name=name,
+    value=st.integers(-(2**53), 2**53) | st.floats(-1e18, 1e18) | st.booleans() | name,
+    low=maybe(st.floats(-1e18, 1e18)),
+    high=maybe(st.floats(-1e18, 1e18)),
+    choices=several(name),
+    effective=name,
+)
+logged = st.builds(
+    schema.Logged,
+    at_s=wall,
+    id=name,
+    verb=name,
+    args=text,
+    status=st.sampled_from(["accepted", "done", "error"]),
+    message=text,
+)
+
+
 @st.composite
 def rank_frames(draw: st.DrawFn) -> schema.RankFrame:
     rank = draw(st.integers(0, 2**20 - 1))
@@ -188,6 +208,7 @@ def rank_frames(draw: st.DrawFn) -> schema.RankFrame:
         dataset_path=text,
         allow_control=st.booleans(),
         boot_id=name,
+        knobs=several(knobs),
     )
     return draw(
         st.builds(
@@ -208,6 +229,7 @@ def rank_frames(draw: st.DrawFn) -> schema.RankFrame:
             bye=maybe(st.builds(schema.Bye, reason=name, detail=text)),
             snapshot=st.booleans(),
             simulated=st.booleans(),
+            commands=several(logged),
         )
     )
 

@@ -55,6 +55,8 @@ class Accumulation:
     samples: int
     batch_size: int
     every: int
+    start: int = 0
+    """The micro-batch from which on `every` counts, where it was changed within the epoch."""
 
     @property
     def batches(self) -> int:
@@ -67,8 +69,8 @@ class Accumulation:
         return -(-self.batches // self.every)
 
     def micro_batch(self, index: int) -> MicroBatch:
-        """The micro-batch `index` of the epoch, counted from 0."""
-        first = index - index % self.every
+        """The micro-batch `index` of the epoch, counted from 0; `start` or later."""
+        first = index - (index - self.start) % self.every
         end = min(first + self.every, self.batches)
         window_samples = min(end * self.batch_size, self.samples) - first * self.batch_size
         own = min((index + 1) * self.batch_size, self.samples) - index * self.batch_size
@@ -96,6 +98,8 @@ class PlannedAccumulation:
     own_tokens: Sequence[int]
     ranks: int
     every: int
+    start: int = 0
+    """The micro-batch from which on `every` counts, where it was changed within the epoch."""
 
     @property
     def batches(self) -> int:
@@ -108,8 +112,8 @@ class PlannedAccumulation:
         return -(-self.batches // self.every)
 
     def micro_batch(self, index: int) -> MicroBatch:
-        """The micro-batch `index` of the epoch, counted from 0."""
-        first = index - index % self.every
+        """The micro-batch `index` of the epoch, counted from 0; `start` or later."""
+        first = index - (index - self.start) % self.every
         end = min(first + self.every, self.batches)
         per_unit = self.ranks / max(1, sum(self.units[first:end]))
         return MicroBatch(

@@ -104,8 +104,15 @@ def _cli() -> None:
     metavar="NAME[:STRENGTH][@RANK]",
     help="Make the training slow in a known way, on every rank or one; may be given again.",
 )
+@click.option(
+    "--allow-control",
+    is_flag=True,
+    help="Let gpuwatch change workers, accumulation and the like while it trains.",
+)
 @_key_arguments
-def train(file: Path | None, faults: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+def train(
+    file: Path | None, faults: tuple[str, ...], allow_control: bool, arguments: tuple[str, ...]
+) -> None:
     """Train; one line of stdout per log interval.
 
     Every key of the configuration can be given here, as a TRAINER_SECTION__KEY variable, or in
@@ -115,6 +122,8 @@ def train(file: Path | None, faults: tuple[str, ...], arguments: tuple[str, ...]
         if any(word.partition("=")[0] == "--faults.inject" for word in arguments):
             raise ConfigError("--fault and --faults.inject are one key: give one of them")
         arguments = (*arguments, "--faults.inject", ",".join(faults))
+    if allow_control:
+        arguments = (*arguments, "--train.allow_control", "true")
     config = _load(file, arguments)
     # By default OpenMP's threads spin at barriers. Beside loader workers that spinning takes the
     # cores the workers need: about a quarter fewer images a second on two cores. OpenMP reads

@@ -70,6 +70,10 @@ class TrainConfig(Section):
     )
     eval_interval_epochs: int = Field(default=1, ge=0, description="0: never evaluate")
     watch: bool = Field(default=True, description="publish telemetry for gpuwatch")
+    allow_control: bool = Field(
+        default=False,
+        description="let a monitor change knobs while it trains; gpuwatch run --allow-control too",
+    )
     manifest: bool = Field(
         default=True, description="write what the run consisted of into the state folder"
     )

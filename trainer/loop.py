@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from trainer.data.loader import Feed
 from trainer.distributed import Placement, sync_buffers
 from trainer.errors import TrainingError
 from trainer.faults import LoopFaults
+from trainer.knobs import Wanted
 from trainer.memory.leaks import LeakChecks
 from trainer.precision import Precision
 from trainer.report import Reporter
@@ -135,8 +137,11 @@ class Trainer:
         """Mean training loss of the last log interval, of this rank's samples; None before."""
         self.faults = faults
         self.leaks = leaks
+        self.wanted = Wanted()
+        """What a monitor wants to be changed, and the loop has to take up."""
+        self.log_interval_steps = config.train.log_interval_steps
         self._data = config.data
-        self._strength = 1.0
+        self._strength = self._strength_scale = 1.0
         self._micro_batches = 0
         self._interval = _Interval(parts.placement.device)
 
@@ -167,11 +172,14 @@ class Trainer:
         self._interval.start()
         accumulation = self.loaders.accumulation
         loss = torch.zeros((), device=self.placement.device)
-        with self.stop.defer():
-            batches = iter(self.loaders.train)
-        for index, batch in enumerate(batches, first_batch):
+        begins = True
+        for index, batch in self._batches(epoch, first_batch):
             self.stop.check()
+            if begins and (every := self.wanted.take_accumulate()) is not None:
+                self.loaders.set_accumulation(every, index)
+                accumulation = self.loaders.accumulation
             part = accumulation.micro_batch(index)
+            begins = part.last
             loss += self.micro_batch(batch, part)
             if not part.last:
                 continue
@@ -187,11 +195,41 @@ class Trainer:
                 self.faults.after_step(self.step, self.model, loss)
             self._look_for_leaks(loss)
             loss = torch.zeros_like(loss)
-            if self.step % self.config.log_interval_steps == 0 or self.step == self.total_steps:
+            if self.step % self.log_interval_steps == 0 or self.step == self.total_steps:
                 self._log(epoch)
             if self.step == self.total_steps:
                 break
         self._interval.pause()
+
+    def _batches(self, epoch: int, first_batch: int) -> Iterator[tuple[int, Any]]:
+        """The micro-batches of an epoch with their indices, none twice and none left out, also
+        where another loader takes over after a step: its order goes on behind the last one.
+        """
+        loaders = self.loaders
+        total = loaders.accumulation.batches
+        while True:
+            with self.stop.defer():
+                batches = iter(loaders.train)
+            for index, batch in enumerate(batches, first_batch):
+                yield index, batch
+                if self.wanted.workers is None or not loaders.accumulation.micro_batch(index).last:
+                    continue
+                first_batch = index + 1
+                if first_batch < total:
+                    break
+            else:
+                self._replace_loader()
+                return
+            # What was fetched ahead goes with the old loader: nobody has trained on it.
+            del batches
+            self._replace_loader()
+            loaders.set_epoch(epoch, first_batch)
+
+    def _replace_loader(self) -> None:
+        wanted = self.wanted.take_workers()
+        if wanted is not None:
+            with self.stop.defer():
+                self.loaders.set_workers(*wanted)
 
     def micro_batch(self, batch: Any, part: MicroBatch) -> torch.Tensor:
         """Forward and backward; gradients add up, and are reduced over the ranks in the window's
@@ -221,9 +259,15 @@ class Trainer:
         strength = strength_at(
             self.step / max(1, self.total_steps), data.strength_schedule, data.strength_late_share
         )
+        strength *= self._strength_scale
         if strength != self._strength:
             self._strength = strength
             self.loaders.set_strength(strength)
+
+    def scale_strength(self, scale: float) -> None:
+        """Augment with that share, 0..1, of what the schedule says."""
+        self._strength_scale = scale
+        self._set_strength()
 
     def _look_for_leaks(self, loss: torch.Tensor) -> None:
         if self.leaks is None:

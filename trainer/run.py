@@ -13,6 +13,7 @@ from trainer.data import Feed, build_loaders, cache_folder
 from trainer.data.augment import Mixing
 from trainer.distributed import Placement, process_group, replicate
 from trainer.errors import TrainerError, TrainingError
+from trainer.knobs import register_knobs
 from trainer.loop import Parts, Trainer
 from trainer.manifest import write_manifest
 from trainer.memory.leaks import LeakChecks
@@ -50,7 +51,11 @@ def open_trainer(
         torch.set_num_threads(threads)
         if reporter is None:
             reporter = Reporter(enabled=placement.rank == 0)
-        telemetry: Telemetry = Watched(config.preset) if config.train.watch else Silent()
+        telemetry: Telemetry = (
+            Watched(config.preset, allow_control=config.train.allow_control)
+            if config.train.watch
+            else Silent()
+        )
         if config.memory.snapshot is not None and placement.rank == 0:
             record_snapshot()
         with _said_plainly(config, placement, reporter):
@@ -75,6 +80,7 @@ def open_trainer(
                     ),
                 )
                 _inject(trainer, injected)
+                register_knobs(trainer, config)
                 _narrate(config, trainer, threads)
                 yield trainer
                 _show_memory(config, placement, reporter)

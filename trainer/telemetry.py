@@ -1,7 +1,8 @@
 """The one place that talks to gpuwatch; a fake can take its place."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,20 @@ class Telemetry(Protocol):
         """A part of the step that gpuwatch cannot see by itself."""
         ...
 
+    def knob(
+        self,
+        name: str,
+        value: int | float,
+        apply: Callable[[Any], object],
+        *,
+        low: float,
+        high: float,
+        effective: str,
+        together: bool = False,
+    ) -> None:
+        """A number that a monitor may change; `together`: in the same step on every rank."""
+        ...
+
     def close(self) -> None:
         """End of the run."""
         ...
@@ -52,6 +67,9 @@ class Silent:
         """Nothing around the block."""
         return nullcontext()
 
+    def knob(self, name: str, *_args: object, **_limits: object) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -61,11 +79,11 @@ class Watched:
     loader, so that it sees the first batch. Step boundaries it finds by itself.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, allow_control: bool = False) -> None:
         import gpuwatch
 
         self._gpuwatch = gpuwatch
-        gpuwatch.watch(name=name)
+        gpuwatch.watch(name=name, allow_control=allow_control)
 
     def annotate(
         self,
@@ -94,6 +112,28 @@ class Watched:
     def phase(self, name: str) -> AbstractContextManager[object]:
         """A gpuwatch phase."""
         return self._gpuwatch.phase(name)
+
+    def knob(
+        self,
+        name: str,
+        value: int | float,
+        apply: Callable[[Any], object],
+        *,
+        low: float,
+        high: float,
+        effective: str,
+        together: bool = False,
+    ) -> None:
+        """A gpuwatch knob."""
+        self._gpuwatch.knob(
+            name,
+            value,
+            apply,
+            low=low,
+            high=high,
+            effective=effective,
+            together=together,
+        )
 
     def close(self) -> None:
         """Say goodbye, so that the monitor need not guess."""

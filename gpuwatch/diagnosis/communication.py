@@ -38,6 +38,10 @@ SHARE_FIXED = 0.05
 """... for a rank that is last in nearly every step: on 384 GPUs one slow card cost all of them 5 %
 of their iterations, and nothing else moved."""
 
+ALIKE = 0.5
+"""Of the lag of the last rank: who is late by so much of it is late too, as the ranks of a slow
+machine are. Mending the last one alone would leave the step where the next one ends."""
+
 LAST_IN = 0.7
 LAST_IN_OF_TWO = 0.8
 """Share of steps in which the same rank must be last. Below it lateness rotates: a trial with one
@@ -333,8 +337,11 @@ def _straggler_finding(
     phase: str,
     excess: dict[str, float],
 ) -> Finding:
-    rank = aligned.ranks[row]
-    others = [i for i in range(len(own)) if i != row]
+    middle_ms = statistics.median(own[:row] + own[row + 1 :])
+    late = [i for i in range(len(own)) if own[i] - middle_ms >= ALIKE * lag_ms]
+    ranks = tuple(sorted(aligned.ranks[i].rank for i in late))
+    nodes = tuple(sorted({aligned.ranks[i].node for i in late}))
+    others = [i for i in range(len(own)) if i not in late]
     step_ms = aligned.mean_step_ms
     share = lag_ms / step_ms
     transfer_ms = mean_ms(aligned.transfer_ms)
@@ -346,21 +353,22 @@ def _straggler_finding(
         severity=(
             "critical" if share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS else "warning"
         ),
-        ranks=(rank.rank,),
-        nodes=(rank.node,),
+        ranks=ranks,
+        nodes=nodes,
         cost_ms=lag_ms,
         share=share,
         confidence="high" if high else "medium",
         summary=(
-            f"{ranks_text([rank.rank])} is late by {lag_ms:.0f} ms of {step_ms:.0f} ms a step, in "
-            f"{phase}: the others wait for it"
+            f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} late by {lag_ms:.0f} ms of "
+            f"{step_ms:.0f} ms a step, in {phase}: the others wait for "
+            f"{'it' if len(ranks) == 1 else 'them'}"
         ),
         evidence=(
             Evidence(
                 "own_ms",
                 round(own[row], 2),
                 "ms",
-                f"{statistics.median(own[i] for i in others):.1f} ms, median of the others",
+                f"{middle_ms:.1f} ms, median of the others",
                 "step - exposed communication",
             ),
             Evidence(
@@ -385,7 +393,7 @@ def _straggler_finding(
         hints=(
             Hint(
                 change=(
-                    f"find what slows {phase} on {ranks_text([rank.rank])} ({rank.node}): "
+                    f"find what slows {phase} on {ranks_text(ranks)} ({', '.join(nodes)}): "
                     f"predicted step {step_ms:.0f} -> "
                     f"{step_ms - lag_ms:.0f}..{step_ms - lag_ms / 2:.0f} ms"
                 ),

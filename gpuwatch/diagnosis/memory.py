@@ -8,6 +8,7 @@ found unreliable in trials; the alarm was not.
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.machine import reading
@@ -42,7 +43,7 @@ CRITICAL_STEPS_LEFT = 2000
 
 
 def rising(
-    memory: tuple[tuple[int, int], ...], floor_bytes: float = FLOOR_BYTES
+    memory: Sequence[tuple[int, int]], floor_bytes: float = FLOOR_BYTES
 ) -> tuple[float, float] | None:
     """Return (growth in bytes, z of Mann-Kendall) if memory rises, None if not or not known."""
     if len(memory) < 2 * BLOCKS or memory[-1][0] - memory[0][0] < MIN_STEPS:

@@ -23,8 +23,10 @@ __all__ = [
     "comparable_ms",
     "followed",
     "freeze",
+    "iterators",
     "promise_verdict",
     "successor",
+    "tells",
     "verify",
 ]
 
@@ -39,6 +41,8 @@ class Check:
     `at_step` is the newest step of the window: later ones of the same run are after it.
     `generation` is that of the run's track, which rises when the run restarts under its id;
     `known` are the ids of the runs that there were at the freeze, `at_s` its wall-clock time.
+    `changed` is what was set since in the running training: what comes after `changed_step` counts
+    then, of the same run, once it is `felt`.
     """
 
     finding: Finding
@@ -47,6 +51,9 @@ class Check:
     generation: int
     at_s: float
     known: frozenset[str]
+    changed: Setting | None = None
+    changed_step: int = 0
+    felt: bool = True
 
     @property
     def run(self) -> str:
@@ -149,7 +156,11 @@ def verify(check: Check, after: Side, generation: int) -> CheckResult:
     """
     is_new = after.run.run != check.run
     restarted = is_new or generation != check.generation
-    steps = after.steps if restarted else after.steps.after(check.at_step)
+    live = None if restarted else check.changed
+    first = check.at_step if live is None else max(check.at_step, check.changed_step)
+    steps = after.steps if restarted else after.steps.after(first)
+    if live is not None and not check.felt:
+        steps = steps.first(0)
     steps = steps.first(WANTED_STEPS)
     same_clock = steps.clock is None or steps.clock == check.before.steps.clock
     column = "step" if same_clock else "wall"
@@ -160,6 +171,9 @@ def verify(check: Check, after: Side, generation: int) -> CheckResult:
         if found is not None:
             interval, clear = found.relative, found.clear
     changed = changed_settings(check.before.run, after.run)
+    if live is not None and not any(_is_of(s, live.name) for s in changed):
+        # A knob that is in no configuration: the rank has said that it is set.
+        changed = (*changed, live)
     after_ms = fmean(other) if other else None
     promise, reason = _promise(check.finding, changed, after_ms, steps)
     if not same_clock:
@@ -237,7 +251,25 @@ def followed(hint: Hint, changed: Iterable[Setting]) -> Setting | None:
 
 def _touched(hint: Hint, changed: Iterable[Setting]) -> Setting | None:
     """Return the changed setting that is the knob of a hint."""
-    for setting in changed:
-        if setting.name == hint.knob or setting.name.endswith(f".{hint.knob}"):
-            return setting
-    return None
+    return next((setting for setting in changed if _is_of(setting, hint.knob)), None)
+
+
+def iterators(run: RunView) -> tuple[object, ...]:
+    """Return what is another with each iterator of the loader that the first rank trains from."""
+    rank = next((rank for rank in run.ranks if rank.hello is not None), None)
+    if rank is None or rank.hello is None:
+        return ()
+    key = rank.last.loader if rank.last is not None else ""
+    loaders = [item for item in rank.hello.loaders if key in ("", item.key)]
+    return tuple((item.key, item.worker_pids, item.first_batch_ns) for item in loaders)
+
+
+def tells(setting: Setting, before: RunView, after: RunView) -> bool:
+    """Whether the configuration that the ranks tell has changed by what was set in a run."""
+    return any(_is_of(s, setting.name) for s in changed_settings(before, after))
+
+
+def _is_of(setting: Setting, knob: str) -> bool:
+    """Whether a setting is that of a knob, by its name or the end of it, on either side."""
+    one, other = setting.name, knob
+    return one == other or one.endswith(f".{other}") or (bool(one) and other.endswith(f".{one}"))

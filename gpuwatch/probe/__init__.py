@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpuwatch.probe.pending import Pending
     from gpuwatch.probe.telemetry import Telemetry
 
-__all__ = ["annotate", "phase", "span", "step", "unwatch", "watch"]
+__all__ = ["annotate", "knob", "phase", "span", "step", "unwatch", "watch"]
 
 
 class _Probe:
@@ -178,6 +178,8 @@ def _start(name: str, control: bool, count_flops: bool) -> _Probe:
             notices=notices,
             warn=_telling(notices),
         )
+        for live in pending.knobs.values():
+            telemetry.knobs.register(live)
         telemetry.start()
     except Exception:
         marks.remove()
@@ -196,6 +198,7 @@ def unwatch() -> None:
         pending.marks.remove()
     if probe is not None and probe.pid == os.getpid():
         probe.marks.remove()
+        probe.marks.desk.close()
         probe.recorder.finish()
         probe.telemetry.stop(Bye("detached"))
 
@@ -207,6 +210,7 @@ def _at_exit() -> None:
         return
     probe.marks.silence()
     with contextlib.suppress(Exception):
+        probe.marks.desk.close()
         probe.recorder.finish()
     probe.telemetry.stop(_last_words())
 
@@ -268,6 +272,8 @@ def step() -> None:
     probe = _probe
     if probe is not None and probe.marks.here():
         probe.recorder.step()
+        if probe.marks.desk.due:
+            probe.marks.desk.said()
 
 
 @contextlib.contextmanager
@@ -304,6 +310,58 @@ def span(name: str) -> Iterator[None]:
         yield
     finally:
         probe.recorder.span_end()
+
+
+def knob(
+    name: str,
+    value: int | float | str | bool,
+    apply: Callable[[Any], object],
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    effective: str = "at the next step",
+    together: bool = False,
+) -> None:
+    """Let a monitor change a setting of this training while it runs; call it after `watch()`.
+
+    It is shown with its value, and can be changed where control is allowed
+    (`watch(allow_control=True)`, `gpuwatch run --allow-control`). The same name again replaces it.
+
+    Args:
+        name: what people call it; one of the DataLoader's, `num_workers` say, goes before the
+            probe's own.
+        value: where it stands now. A new value is of the same type.
+        apply: called with the new value, in the training thread at a step boundary. What it raises
+            is the answer to whoever asked, and the value stays. A text that it returns says when
+            the change takes effect, in place of `effective`.
+        low: the least number allowed.
+        high: the greatest number allowed.
+        choices: the texts allowed, where it is one.
+        effective: when a change takes effect, in words.
+        together: every rank must have the same value in the same step. A change is refused for one
+            rank alone; for all it is made on a step that they have agreed upon.
+
+    Raises:
+        ValueError: the declaration is wrong, whether the process is watched or not.
+    """
+    from gpuwatch.probe.knobs import Live
+
+    live = Live(
+        name,
+        value,
+        apply,
+        low=low,
+        high=high,
+        choices=choices,
+        effective=effective,
+        together=together,
+    )
+    probe, pending = _probe, _pending
+    if probe is not None:
+        probe.telemetry.knobs.register(live)
+    elif pending is not None:
+        pending.knobs[name] = live
 
 
 def annotate(

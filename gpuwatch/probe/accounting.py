@@ -988,6 +988,10 @@ class Accountant:
             tags += ("skipped",)
         return tags + tuple(tag for tag in self._told if tag not in tags)
 
+    def attempts_closed(self, attempts: int) -> tuple[int, int]:
+        """Of so many attempts those before the step that runs now, and how many make a step."""
+        return attempts - len(self._stepped), max(1, len(self._optimizer_keys))
+
     def abandon(self, attempts: int) -> None:
         """Marks are missing, and with them `attempts` steps: count them and begin anew."""
         self.dropped += attempts

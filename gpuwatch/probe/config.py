@@ -12,7 +12,7 @@ from gpuwatch import __version__
 from gpuwatch.probe.identity import Identity
 from gpuwatch.probe.patches import Marks
 from gpuwatch.probe.text import TEXT, wire_text
-from gpuwatch.schema import Hello, Precision, Versions
+from gpuwatch.schema import Hello, Knob, Precision, Versions
 from gpuwatch.wire.publish.rundir import boot_id, process_start_ticks
 
 __all__ = ["build_hello"]
@@ -37,6 +37,7 @@ def build_hello(
     started_s: float,
     dataset_path: str,
     control: bool,
+    knobs: tuple[Knob, ...] = (),
 ) -> Hello:
     """Read the configuration that is known by now. Called in the telemetry thread."""
     device = marks.device or ("cuda" if _cuda_in_use() else "cpu")
@@ -76,6 +77,7 @@ def build_hello(
         boot_id=boot_id(),
         parallel=tuple(marks.parallel),
         frameworks=tuple(marks.signals.frameworks),
+        knobs=knobs,
     )
 
 

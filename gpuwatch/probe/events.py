@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpuwatch.probe.accounting import Accountant
+from gpuwatch.probe.pace import Pace
 
 if TYPE_CHECKING:
     from gpuwatch.probe.twin import DeviceReplay, DeviceStep
@@ -123,6 +124,7 @@ class Recorder:
         self.events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self.push: Callable[[Event], None] = self.events.append
         self.attempts = 0
+        self.said = 0  # calls of `step`
 
     def optimizer_end(self, key: int, skipped: bool = False, counted: bool = False) -> None:
         """An optimizer step has returned; the count of attempts shows what is missing.
@@ -135,6 +137,7 @@ class Recorder:
 
     def step(self) -> None:
         """The user says that an iteration ends here."""
+        self.said += 1
         self.push((STEP, self.clock()))
 
     def phase_begin(self, phase: int) -> None:
@@ -196,7 +199,7 @@ class Replay:
             self._segment,
             self._device_times,
         )
-        self._attempts = 0
+        self._attempts = self._said = 0
         self._device: DeviceReplay | None = None
         self.device_steps: deque[DeviceStep] = deque()
 
@@ -222,6 +225,9 @@ class Replay:
                 if code == OPTIMIZER_END:
                     self._attempts = event[_ATTEMPT]
                     handlers[OPTIMIZER_END](event[2], skipped=event[3])
+                elif code == STEP:
+                    self._said += 1
+                    handlers[STEP]()
                 else:
                     handlers[code](*event[2:])
             except Exception as exc:
@@ -250,8 +256,19 @@ class Replay:
         attempts = self._recorder.attempts
         self.accountant.abandon(attempts - self._attempts)
         self._attempts = attempts
+        self._said = self._recorder.said
         self._at_ns = self._recorder.clock()
         self._device = None  # what it waits for may be among what is missing
+
+    def pace(self, fetches: int) -> Pace:
+        """Return which step is at which tick; `fetches` are the ticks without any optimizer."""
+        accountant = self.accountant
+        if accountant.manual:
+            return Pace(accountant.index, self._said)
+        if not self._attempts:
+            return Pace(accountant.index, fetches)
+        closed, per_step = accountant.attempts_closed(self._attempts)
+        return Pace(accountant.index, closed, per_step)
 
     def now(self) -> tuple[str, str, int]:
         """Return (status, phase, ns since the last mark) at this moment."""

@@ -5,6 +5,7 @@ does nothing while torch compiles, and never raises: the first failure of a mark
 off with one line, and training goes on.
 """
 
+import contextlib
 import functools
 import sys
 import types
@@ -24,6 +25,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import dataloader
 
 from gpuwatch.probe.batches import look, measure
+from gpuwatch.probe.boundary import Desk
 from gpuwatch.probe.comm import Comm, graph_task
 from gpuwatch.probe.describe import describe_loader, queue_depth
 from gpuwatch.probe.device import Cuda, DeviceClock
@@ -51,6 +53,7 @@ __all__ = ["Marks"]
 
 _DEAR_NS = 100_000_000  # what costs over a microsecond is read at most ten times a second
 _KEY = "_gpuwatch_loader"
+_OF = "_gpuwatch_of"
 # What else writes checkpoints, where the script imports it.
 _SAVERS = {
     "safetensors.torch": ("save_file", "save_model"),
@@ -79,7 +82,9 @@ class Marks:
     """Installs the marks on torch and leaves events with a `Recorder`.
 
     `loaders`, `ddp` and `parallel` describe what was seen, for the hello; `config_version` rises
-    when there is something new. `na` says of a phase why it cannot be known.
+    when there is something new. `na` says of a phase why it cannot be known. `desk` is where the
+    telemetry thread leaves what is to be done at a step's boundary, `origins` the DataLoader that a
+    key of `loaders` stands for.
     """
 
     def __init__(self, recorder: Recorder, warn: Callable[[str], None]) -> None:
@@ -102,6 +107,8 @@ class Marks:
         self.grad_scaler = False
         self.config_version = 0
         self.loaders: dict[str, Loader] = {}
+        self.origins: dict[str, weakref.ref[Any]] = {}
+        self.desk = Desk(recorder)
         self.ddp: Ddp | None = None
         self.workers = Workers()
         self.comm = Comm(self, recorder)
@@ -120,6 +127,7 @@ class Marks:
         self.thread = get_ident()
         self.mark(dataloader._BaseDataLoaderIter, "__next__", self._fetch())
         self.wrap(dataloader._MultiProcessingDataLoaderIter, "__init__", self.workers.starting)
+        self.mark(dataloader.DataLoader, "_get_iterator", self._iterator())
         self.mark(torch.autograd, "backward", self._backward())
         self.wrap(torch.amp.GradScaler, "step", self._scaler_step)
         self.comm.install()
@@ -256,8 +264,23 @@ class Marks:
 
         return fetch_begins, fetch_ends
 
+    def _iterator(self) -> Calls:
+        def make_begins(loader: Any) -> Any:
+            return loader
+
+        def make_ends(loader: Any, iterator: Any) -> Any:
+            # Which loader an iterator is of, it does not tell itself.
+            if iterator is not RAISED and self.thread:
+                with contextlib.suppress(Exception):
+                    iterator.__dict__[_OF] = weakref.ref(loader)
+            return iterator
+
+        return make_begins, make_ends
+
     def _fetch_begin(self, iterator: Any) -> Any:
         """Returns True, or what `_see_batch` wants to know of a batch to be looked at."""
+        if self.desk.due:
+            self.desk.fetching()
         first = iterator._num_yielded == 0
         key = iterator.__dict__.get(_KEY)
         if first or key is None:
@@ -321,6 +344,8 @@ class Marks:
         if before is not None:
             loader = replace(loader, batch_bytes=before.batch_bytes)
         self.loaders[key] = loader
+        if _OF in iterator.__dict__:
+            self.origins[key] = iterator.__dict__[_OF]
         self.workers.name(iterator, key)
         self.config_version += 1
         self.signals.see_loop()
@@ -471,6 +496,8 @@ class Marks:
             self._recorder.optimizer_end(id(optimizer))
             if self.signals.count is not None:
                 self._extra(self.signals.count.optimizer_ended, id(optimizer))
+            if self.desk.due:
+                self._extra(self.desk.stepped, id(optimizer))
 
     _stepped = False
 

@@ -8,10 +8,13 @@ runs a backward or steps an optimizer, or when it joins a process group.
 import multiprocessing
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.probe.events import Recorder
 from gpuwatch.probe.patches import Marks
+
+if TYPE_CHECKING:
+    from gpuwatch.probe.knobs import Live
 
 __all__ = ["Pending", "is_loader_worker"]
 
@@ -44,6 +47,8 @@ class Pending:
         self.recorder = recorder
         self.marks = marks
         self.notices = notices
+        self.knobs: dict[str, Live] = {}
+        """What the script has registered before it trained."""
         self._trains = trains
         self._undo: Callable[[], None] | None = None
 

@@ -1,8 +1,8 @@
 """The telemetry thread of one rank: owns the sockets, the past and the hello.
 
 Ten times a second it turns what the training thread left in the accountant's deque into one
-frame. It answers requests for a snapshot (the last 600 records) and for the stacks of all
-threads, also while the training thread hangs, and says goodbye at exit.
+frame. It answers requests for a snapshot (the last 600 records), takes commands (of which those
+for stacks and memory are answered also while the training thread hangs), and says goodbye at exit.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -22,10 +22,15 @@ from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import decode_command, encode
 from gpuwatch.probe.accounting import RawSpan, RawStep, Totals
 from gpuwatch.probe.claims import Claim, claim
+from gpuwatch.probe.commands import Commands, only
 from gpuwatch.probe.config import build_hello
 from gpuwatch.probe.events import Recorder, Replay
 from gpuwatch.probe.identity import Identity, has_group, identify
+from gpuwatch.probe.knobs import Knobs, Live, loader_knobs
+from gpuwatch.probe.memory import MOVING_NS, memory_document
+from gpuwatch.probe.pace import CommandError, Pace
 from gpuwatch.probe.patches import Marks
+from gpuwatch.probe.profile import Profiles
 from gpuwatch.probe.text import TEXT, wire_text
 from gpuwatch.probe.twin import DeviceStep, Join, Scalar
 from gpuwatch.schema import (
@@ -49,7 +54,6 @@ FLUSH_S = 0.1
 KEPT_RECORDS = 600
 KEPT_SPANS = 64
 _RECORDS_A_FRAME = 1024
-_ANSWERS = 256
 _ANNOUNCE_CHECK_S = 10.0
 _NO_OPTIMIZER = "no optimizer step is seen: it is compiled into the step, or is none of torch's"
 _NO_BACKWARD = "no backward is seen: the step is compiled as a whole, or does without autograd"
@@ -110,7 +114,23 @@ class Telemetry:
         self._unsent: deque[StepRecord] = deque()
         self._unsent_spans: list[Span] = []
         self._spans: deque[Span] = deque(maxlen=KEPT_SPANS)
-        self._answers: OrderedDict[str, Reply] = OrderedDict()
+        self._loader = ""  # that the last step was fed from
+        self.knobs = Knobs(self._changed, self._loader_knobs)
+        self._profiles = Profiles(marks.desk, self._who)
+        self._commands = Commands(
+            marks.desk,
+            at_once={
+                "stack": self._stack,
+                "memory": self._memory,
+                "fetch": self._profiles.fetch,
+            },
+            later={
+                "profile": lambda c: self._profiles.begin(c, self._pace(), self._step_s()),
+                "set": lambda c: self.knobs.set(c, self._pace(), self._identity.world_size),
+            },
+            control=control,
+            step_s=self._step_s,
+        )
         self._config_version = -1
         self._hello: Hello | None = None
         self._statm = _open_statm()
@@ -184,6 +204,7 @@ class Telemetry:
                     sockets.publish(self._frame())
                 for who, payload in sockets.wait(_ms_until(next_flush_s)):
                     self._answer(sockets, who, payload)
+            self._profiles.close()
             while self._more():
                 sockets.publish(self._frame())
             sockets.publish(self._frame(bye=self._last_words()))
@@ -254,6 +275,8 @@ class Telemetry:
         records = [self._unsent.popleft() for _ in range(min(len(self._unsent), _RECORDS_A_FRAME))]
         spans, self._unsent_spans = self._unsent_spans, []
         self._seq += 1
+        self._commands.collect()
+        replies, logged = self._commands.fresh()
         hello = self._fresh_hello()
         return encode(
             RankFrame(
@@ -269,8 +292,10 @@ class Telemetry:
                 state=self._state(bye),
                 ledger=self._ledger(),
                 hello=hello,
+                replies=replies,
                 bye=bye,
                 workers=self._marks.workers.fresh(),
+                commands=logged,
             )
         )
 
@@ -297,6 +322,7 @@ class Telemetry:
                 replies=() if reply is None else (reply,),
                 snapshot=snapshot,
                 workers=self._marks.workers.past() if snapshot else (),
+                commands=self._commands.past() if snapshot else (),
             )
         )
 
@@ -313,13 +339,14 @@ class Telemetry:
             started_s=self._started_s,
             dataset_path=self.dataset_path,
             control=self._control,
+            knobs=self.knobs.told(),
         )
         return self._hello
 
     def _more(self) -> bool:
         """Whether more records wait than one frame takes."""
         self._collect()
-        return len(self._unsent) > _RECORDS_A_FRAME
+        return len(self._unsent) > _RECORDS_A_FRAME or self._commands.pending
 
     def _collect(self) -> None:
         """Take what the training thread has left: into the ledger, the past, the next frame."""
@@ -386,6 +413,10 @@ class Telemetry:
             value = getattr(record, name)
             if value is not None:
                 self._latest[name] = value
+        if raw.loader != self._loader:
+            self._loader = raw.loader
+            if self._control:
+                self._changed()
         if record.tokens:
             self._tokens = record.tokens, record.loader
         return record
@@ -499,19 +530,47 @@ class Telemetry:
         if command.verb == "snapshot":
             sockets.reply(who, self._past(None))
             return
-        reply = self._answers.get(command.id)
-        if reply is None:
-            reply = self._execute(command)
-            self._answers[command.id] = reply
-            while len(self._answers) > _ANSWERS:
-                self._answers.popitem(last=False)
-        sockets.reply(who, self._past(reply))
+        self._commands.collect()
+        sockets.reply(who, self._past(self._commands.answer(command)))
 
-    def _execute(self, command: Command) -> Reply:
-        if command.verb == "stack":
-            return Reply(command.id, "done", data=wire_text(_stacks(), 200_000))
-        return Reply(
-            command.id, "error", f"this gpuwatch does not know the verb {command.verb[:64]!r}"
+    def _changed(self) -> None:
+        """The hello has to be told anew. Called in any thread."""
+        self._marks.config_version += 1
+
+    def _who(self) -> tuple[str, int, int]:
+        identity = self._identity
+        return identity.run, identity.rank, identity.world_size
+
+    def _pace(self) -> Pace:
+        self._collect()
+        return self._replay.pace(self._marks.desk.fetches)
+
+    def _step_s(self) -> float:
+        """How long the last step took, in seconds; 0 before there is one."""
+        return self._records[-1].step_ns / 1e9 if self._records else 0.0
+
+    def _loader_knobs(self) -> Sequence[Live]:
+        if not self._control:
+            return ()
+        loader = self._marks.loaders.get(self._loader)
+        batches = None if loader is None else loader.length
+        return loader_knobs(self._marks.origins.get(self._loader), batches)
+
+    def _stack(self, command: Command) -> tuple[str, str]:
+        only(command)
+        return "", wire_text(_stacks(), 200_000)
+
+    def _memory(self, command: Command) -> tuple[str, str]:
+        want = only(command, "tensors").get("tensors", False)
+        if not isinstance(want, bool):
+            raise CommandError("tensors must be true or false")
+        device = self._marks.device_clock
+        index = self._marks.device.partition(":")[2] if device is not None else ""
+        return "", memory_document(
+            moving=self._replay.now()[2] < MOVING_NS,
+            index=int(index) if index.isdecimal() else None,
+            last=None if device is None else device.memory,
+            want_tensors=want,
         )
 
 

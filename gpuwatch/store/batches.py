@@ -1,6 +1,7 @@
 """What a batch costs in the loader's workers, from the totals that they report."""
 
-from collections import deque
+import sys
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,9 @@ MIN_BATCHES = 2
 """Of a worker: its first batch opens files and imports, and is left out with any before it."""
 
 _KEPT_READINGS = 64
+_TOTALS = 4
+"""Of a reading: batches, wall, CPU, collating."""
+
 _KEPT_WORKERS = 4096
 
 
@@ -37,18 +41,49 @@ class WorkerBatch(NamedTuple):
     batches: int
 
 
-_Reading = tuple[float, WorkerCost]
+class _Row:
+    """The readings of one worker, oldest first: when they were taken, and four totals of each."""
+
+    __slots__ = ("at_s", "totals")
+
+    def __init__(self) -> None:
+        self.at_s = array("d")
+        self.totals = array("q")
+
+    def batches(self, place: int) -> int:
+        """Return the batches of a reading; -1 is the newest."""
+        return self.totals[place * _TOTALS]
+
+    def clear(self) -> None:
+        """Forget them all."""
+        del self.at_s[:], self.totals[:]
+
+    def drop(self, place: int) -> None:
+        """Forget the oldest (0) or the newest (-1)."""
+        self.at_s.pop(place)
+        if place == 0:
+            del self.totals[:_TOTALS]
+        else:
+            del self.totals[-_TOTALS:]
+
+    def insert(self, place: int, at_s: float, cost: WorkerCost) -> None:
+        """Put a reading before the one at that place."""
+        row = array("q", (cost.batches, cost.wall_ns, cost.cpu_ns, cost.collate_ns))
+        self.at_s.insert(place, at_s)
+        self.totals[place * _TOTALS : place * _TOTALS] = row
 
 
 class WorkerTotals:
     """The readings of one rank's workers over the last seconds, by loader and worker."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], deque[_Reading]] = {}
+        self._rows: dict[tuple[str, int], _Row] = {}
         self._newest_s = 0.0
+        self._found: dict[str, tuple[BatchCost | None, tuple[WorkerBatch, ...]]] = {}
 
     def add(self, sent_s: float, costs: Iterable[WorkerCost]) -> None:
         """Take readings that were sent at `sent_s` of the sender's clock, in any order."""
+        self._found = {}
         if sent_s < self._newest_s - WINDOW_S:
             # The sender's clock was set back: ages from before mean nothing.
             self._rows.clear()
@@ -63,19 +98,18 @@ class WorkerTotals:
             if row is None:
                 if len(self._rows) >= _KEPT_WORKERS:
                     continue
-                row = self._rows[key] = deque(maxlen=_KEPT_READINGS)
+                row = self._rows[sys.intern(cost.loader), cost.pid] = _Row()
             _insert(row, at_s, cost)
         self._prune()
 
     def _prune(self) -> None:
         old_s = self._newest_s - WINDOW_S
         for key, row in list(self._rows.items()):
-            last_s, last = row[-1]
-            while len(row) > 2 and row[1][0] <= old_s:
-                if last.batches - row[1][1].batches < MIN_BATCHES:
+            while len(row.at_s) > 2 and row.at_s[1] <= old_s:
+                if row.batches(-1) - row.batches(1) < MIN_BATCHES:
                     break
-                row.popleft()
-            if last_s <= old_s:
+                row.drop(0)
+            if row.at_s[-1] <= old_s:
                 del self._rows[key]  # a worker that is no more
 
     def knows(self, loader: str) -> bool:
@@ -87,21 +121,28 @@ class WorkerTotals:
 
         None, and no worker, before any of them has made a few.
         """
+        found = self._found.get(loader)
+        if found is None:
+            found = self._found[loader] = self._per_batch(loader)
+        return found
+
+    def _per_batch(self, loader: str) -> tuple[BatchCost | None, tuple[WorkerBatch, ...]]:
         batches = wall_ns = cpu_ns = collate_ns = 0
         workers: list[WorkerBatch] = []
         for (key, pid), row in self._rows.items():
             if key != loader:
                 continue
-            first, last = row[0][1], row[-1][1]
-            made = last.batches - first.batches
+            made, took_ns, busy_ns, joined_ns = (
+                last - first
+                for first, last in zip(row.totals[:_TOTALS], row.totals[-_TOTALS:], strict=True)
+            )
             if made < MIN_BATCHES:
                 continue
             batches += made
-            took_ns = last.wall_ns - first.wall_ns
             wall_ns += took_ns
             workers.append(WorkerBatch(pid, took_ns / 1e6 / made, made))
-            cpu_ns += last.cpu_ns - first.cpu_ns
-            collate_ns += last.collate_ns - first.collate_ns
+            cpu_ns += busy_ns
+            collate_ns += joined_ns
         if not batches or min(wall_ns, cpu_ns, collate_ns) < 0:
             return None, ()
         scale = 1e6 * batches
@@ -109,22 +150,20 @@ class WorkerTotals:
         return mean, tuple(workers)
 
 
-def _insert(row: "deque[_Reading]", at_s: float, cost: WorkerCost) -> None:
+def _insert(row: _Row, at_s: float, cost: WorkerCost) -> None:
     """Keep the row in order, one reading a number of batches.
 
     A reading without new batches moves the last one: the worker lives, and waits or is busy.
     """
-    if not row:
-        row.append((at_s, cost))
+    if row.at_s and at_s < row.at_s[-1]:
+        older = at_s < row.at_s[0] and cost.batches < row.batches(0)
+        if older and len(row.at_s) < _KEPT_READINGS:
+            row.insert(0, at_s, cost)
         return
-    last_s, last = row[-1]
-    if at_s >= last_s:
-        if cost.batches < last.batches:
-            row.clear()  # another worker that has the same pid
-        elif cost.batches == last.batches and len(row) > 1:
-            row.pop()
-        row.append((at_s, cost))
-    elif at_s < row[0][0] and cost.batches < row[0][1].batches:
-        if len(row) == _KEPT_READINGS:
-            return
-        row.appendleft((at_s, cost))
+    if row.at_s and cost.batches < row.batches(-1):
+        row.clear()  # another worker that has the same pid
+    elif len(row.at_s) > 1 and cost.batches == row.batches(-1):
+        row.drop(-1)
+    if len(row.at_s) == _KEPT_READINGS:
+        row.drop(0)
+    row.insert(len(row.at_s), at_s, cost)

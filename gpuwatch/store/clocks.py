@@ -1,8 +1,16 @@
-"""Which of a step's two clocks decides. Sums take times of one clock only."""
+"""Which of a step's two clocks decides, and how far a node's clock is off.
+
+Sums take times of one clock only. Steps are aligned by their index and ages count from arrival, so
+a node's wall clock matters for the place on the time axis alone.
+"""
+
+from operator import attrgetter
 
 from gpuwatch.schema import PHASES, PhasesNs, StepRecord
 
-__all__ = ["deciding", "deciding_step_ns", "is_on_device"]
+__all__ = ["NodeClock", "deciding", "deciding_step_ns", "is_on_device"]
+
+_phases_of = attrgetter(*PHASES)
 
 
 def is_on_device(record: StepRecord) -> bool:
@@ -25,5 +33,45 @@ def deciding_step_ns(record: StepRecord) -> int:
     """
     if not is_on_device(record):
         return record.step_ns
-    phases = deciding(record)
-    return sum(getattr(phases, name) or 0 for name in PHASES)
+    return sum([ns or 0 for ns in _phases_of(record.device)])
+
+
+STEP_S = 2.0
+"""A clock that is off by less is right: networks delay, and the axis is in seconds."""
+
+_DRIFT_S = 0.001
+"""A frame: the way may have become longer for good."""
+
+
+class NodeClock:
+    """How far the wall clock of a node is ahead of the observer's, by its frames.
+
+    The frame with the least delay says most: the greatest of (sent - received).
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+        self._last: tuple[int, float, float] | None = None
+
+    def take(self, seq: int, sent_s: float, received_s: float, wall_s: float) -> float:
+        """Take a frame; returns by how much the node's clock was set since the one before it.
+
+        `received_s` is monotonic. A frame that was held up is no step: its clock never goes back,
+        and what comes after it in a burst is not ahead of it by more than the burst is long.
+        """
+        last, self._last = self._last, (seq, sent_s, received_s)
+        off_s = sent_s - wall_s
+        if last is None:
+            self._ahead_s = off_s
+            return 0.0
+        step_s = (sent_s - last[1]) - (received_s - last[2])
+        if seq == last[0] + 1 and (sent_s < last[1] - STEP_S or step_s > STEP_S):
+            self._ahead_s = off_s
+            return step_s
+        self._ahead_s = max(off_s, self._ahead_s - _DRIFT_S)
+        return 0.0
+
+    @property
+    def ahead_s(self) -> int:
+        """Whole seconds that the clock is ahead, negative behind; 0 where it is about right."""
+        return round(self._ahead_s) if abs(self._ahead_s) > STEP_S else 0

@@ -4,12 +4,16 @@ Bounded for every rank and process: raw steps beyond the window would cost too m
 ranks.
 """
 
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import isnan, nan
+from typing import NamedTuple, cast
 
-from gpuwatch.schema import ProcessSample, Reading, SensorFrame, Span, StepRecord
+from gpuwatch.schema import Reading, SensorFrame, Span, StepRecord
+from gpuwatch.store.lean import Lean
+from gpuwatch.store.packed import Packed, Points, records_codec, spans_codec
 
 __all__ = ["MEAN_S", "History", "Means", "Past", "ProcessMeans", "memory_slope"]
 
@@ -22,20 +26,21 @@ MEAN_S = 6.0
 """Sensor readings are averaged over so many seconds: one of /proc/stat counts in whole ticks."""
 
 _MOST_TICKS = 16
-_AVERAGED = frozenset(
-    {
-        "cpu_percent",
-        "cpu_iowait_percent",
-        "cpu_throttled_percent",
-        "cpu_throttled_ms_per_s",
-        "psi_cpu_some",
-        "psi_io_some",
-        "psi_io_full",
-        "psi_memory_some",
-        "major_faults_per_s",
-        "read_bytes_per_s",
-    }
+_AVERAGED = (
+    "cpu_percent",
+    "cpu_iowait_percent",
+    "cpu_throttled_percent",
+    "cpu_throttled_ms_per_s",
+    "psi_cpu_some",
+    "psi_io_some",
+    "psi_io_full",
+    "psi_memory_some",
+    "major_faults_per_s",
+    "read_bytes_per_s",
 )
+
+_Records = tuple[StepRecord, ...]
+_Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,9 @@ class Past:
     named times outside the steps; `memory` is (step, bytes) over the whole run, ever sparser.
     """
 
-    firsts: tuple[StepRecord, ...] = ()
-    spans: tuple[Span, ...] = ()
-    memory: tuple[tuple[int, int], ...] = ()
+    firsts: Sequence[StepRecord] = ()
+    spans: Sequence[Span] = ()
+    memory: Sequence[tuple[int, int]] = ()
 
 
 class ProcessMeans(NamedTuple):
@@ -62,42 +67,71 @@ class ProcessMeans(NamedTuple):
 
 
 class History:
-    """Collects a rank's `Past`."""
+    """Collects a rank's `Past`; `packed` where steps and spans are held as bytes."""
 
-    def __init__(self) -> None:
-        self._firsts: deque[StepRecord] = deque(maxlen=KEPT_FIRSTS)
-        self._spans: deque[Span] = deque(maxlen=KEPT_SPANS)
-        self._memory: list[tuple[int, int]] = []
+    __slots__ = ("_firsts", "_last_span_s", "_memory", "_past", "_spans", "_stride", "packed")
+
+    def __init__(self, *, packed: bool = False) -> None:
+        self.packed = packed
+        self._firsts: tuple[StepRecord, ...] | tuple[bytes, ...] = ()
+        self._spans: tuple[Span, ...] | tuple[bytes, ...] = ()
+        self._memory = array("q")
         self._stride = 1
         self._last_span_s = 0.0
         self._past: Past | None = None
 
+    def pack(self) -> None:
+        """Hold steps and spans as bytes from now on."""
+        if not self.packed:
+            self._firsts = tuple(map(records_codec.encode, cast("_Records", self._firsts)))
+            self._spans = tuple(map(spans_codec.encode, cast("_Spans", self._spans)))
+            self.packed = True
+            self._past = None
+
     def add_steps(self, records: Iterable[StepRecord]) -> None:
         """Take steps in their order, each once."""
+        memory = self._memory
         for record in records:
-            self._past = None
             if "first_batch" in record.tags and record.index:
-                self._firsts.append(record)
+                first = records_codec.encode(record) if self.packed else record
+                self._firsts = cast("_Records", (*self._firsts[1 - KEPT_FIRSTS :], first))
+                self._past = None
             if record.memory_bytes is not None and (
-                not self._memory or record.index >= self._memory[-1][0] + self._stride
+                not memory or record.index >= memory[-2] + self._stride
             ):
-                self._memory.append((record.index, record.memory_bytes))
-                if len(self._memory) > MEMORY_POINTS:
-                    del self._memory[1::2]
-                    self._stride *= 2
+                memory.extend((record.index, record.memory_bytes))
+                self._past = None
+                if len(memory) > 2 * MEMORY_POINTS:
+                    memory = self._thin()
+
+    def _thin(self) -> "array[int]":
+        """Leave every other point out; what was told keeps the old ones."""
+        pairs = (len(self._memory) // 2 + 1) // 2
+        thinner = array("q", bytes(16 * pairs))
+        thinner[0::2] = self._memory[0::4]
+        thinner[1::2] = self._memory[1::4]
+        self._memory = thinner
+        self._stride *= 2
+        return thinner
 
     def add_spans(self, spans: Iterable[Span]) -> None:
         """Take spans; those that are known already, from a snapshot say, change nothing."""
         for span in spans:
             if span.started_s > self._last_span_s:
                 self._last_span_s = span.started_s
-                self._spans.append(span)
+                item = spans_codec.encode(span) if self.packed else span
+                self._spans = cast("_Spans", (*self._spans[1 - KEPT_SPANS :], item))
                 self._past = None
 
     def past(self) -> Past:
         """Return what is known by now."""
         if self._past is None:
-            self._past = Past(tuple(self._firsts), tuple(self._spans), tuple(self._memory))
+            firsts: Sequence[StepRecord] = cast("_Records", self._firsts)
+            spans: Sequence[Span] = cast("_Spans", self._spans)
+            if self.packed:
+                firsts = Packed(cast("tuple[bytes, ...]", firsts), records_codec) if firsts else ()
+                spans = Packed(cast("tuple[bytes, ...]", spans), spans_codec) if spans else ()
+            self._past = Past(firsts, spans, Points(self._memory, len(self._memory) // 2))
         return self._past
 
 
@@ -114,51 +148,86 @@ def memory_slope(memory: Iterable[tuple[int, int]]) -> float | None:
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
+class _Tick(NamedTuple):
+    """What is kept of one tick of the sampler, a row of `_AVERAGED` a process; NaN for n/a."""
+
+    at_s: float
+    host: "array[float]"
+    pids: tuple[int, ...]
+    rows: "array[float]"
+    states: str
+
+
 class Means:
     """Means of sensor readings over the last six seconds: of the host, and of each process."""
 
     def __init__(self) -> None:
-        self._ticks: deque[tuple[float, SensorFrame]] = deque(maxlen=_MOST_TICKS)
+        self._ticks: deque[_Tick] = deque(maxlen=_MOST_TICKS)
         self._host: Mapping[str, float] | None = None
         self._processes: dict[int, ProcessMeans] | None = None
 
     def add(self, frame: SensorFrame, at_s: float) -> None:
         """Take a tick; `at_s` by the receiver's clock."""
-        self._ticks.append((at_s, frame))
-        while self._ticks[0][0] < at_s - MEAN_S:
+        rows = array("f")
+        for sample in frame.processes:
+            rows.extend(_row(sample.readings))
+        pids = tuple([sample.pid for sample in frame.processes])
+        if self._ticks and self._ticks[-1].pids == pids:
+            pids = self._ticks[-1].pids
+        states = "".join([sample.status[:1] or "?" for sample in frame.processes])
+        host = array("f", _row(frame.host.readings))
+        self._ticks.append(_Tick(at_s, host, pids, rows, states))
+        while self._ticks[0].at_s < at_s - MEAN_S:
             self._ticks.popleft()
         self._host = self._processes = None
 
     def host(self) -> Mapping[str, float]:
         """Return the host's means; what is not known is not in it."""
         if self._host is None:
-            self._host = _means(frame.host.readings for _, frame in self._ticks)
+            self._host = _means([tick.host for tick in self._ticks])
         return self._host
 
     def process(self, pid: int) -> ProcessMeans | None:
         """Return a process's means, None for one that was not seen."""
         if self._processes is None:
-            samples: dict[int, list[ProcessSample]] = {}
-            for _, frame in self._ticks:
-                for sample in frame.processes:
-                    samples.setdefault(sample.pid, []).append(sample)
-            self._processes = {
-                pid: ProcessMeans(
-                    _means(sample.readings for sample in found),
-                    sum(sample.status == "D" for sample in found) / len(found),
-                    sum(sample.status == "R" for sample in found) / len(found),
-                )
-                for pid, found in samples.items()
-            }
+            self._processes = self._of_processes()
         return self._processes.get(pid)
 
+    def _of_processes(self) -> dict[int, ProcessMeans]:
+        width = len(_AVERAGED)
+        rows: dict[int, list[array[float]]] = {}
+        states: dict[int, list[str]] = {}
+        for tick in self._ticks:
+            for i, pid in enumerate(tick.pids):
+                rows.setdefault(pid, []).append(tick.rows[i * width : (i + 1) * width])
+                states.setdefault(pid, []).append(tick.states[i])
+        return {
+            pid: ProcessMeans(
+                _means(found),
+                states[pid].count("D") / len(found),
+                states[pid].count("R") / len(found),
+            )
+            for pid, found in rows.items()
+        }
 
-def _means(readings: Iterable[Mapping[str, Reading]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for row in readings:
-        for name, reading in row.items():
-            if name in _AVERAGED and reading.value is not None:
-                sums[name] = sums.get(name, 0.0) + reading.value
-                counts[name] = counts.get(name, 0) + 1
-    return {name: total / counts[name] for name, total in sums.items()}
+
+def _row(readings: Mapping[str, Reading]) -> list[float]:
+    if isinstance(readings, Lean):
+        return [readings.number(name) for name in _AVERAGED]
+    found = [readings.get(name) for name in _AVERAGED]
+    return [nan if one is None or one.value is None else one.value for one in found]
+
+
+def _means(rows: Sequence["array[float]"]) -> dict[str, float]:
+    means: dict[str, float] = {}
+    if not rows:
+        return means
+    for name, column in zip(_AVERAGED, zip(*rows, strict=True), strict=True):
+        total = sum(column)
+        if not isnan(total):  # the usual case: known in every tick
+            means[name] = total / len(column)
+            continue
+        known = [value for value in column if not isnan(value)]
+        if known:
+            means[name] = sum(known) / len(known)
+    return means

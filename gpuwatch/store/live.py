@@ -3,8 +3,7 @@
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,6 +13,7 @@ from gpuwatch.schema import (
     Bye,
     Hello,
     Ledger,
+    Logged,
     NodeFrame,
     ProcessSample,
     RankAge,
@@ -24,7 +24,12 @@ from gpuwatch.schema import (
     StepRecord,
 )
 from gpuwatch.store.batches import WorkerTotals
+from gpuwatch.store.clocks import NodeClock
 from gpuwatch.store.history import History, Means
+from gpuwatch.store.lean import lean_frame
+from gpuwatch.store.packed import PACK_ABOVE
+from gpuwatch.store.shared import Shared
+from gpuwatch.store.shared import clean as _clean
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
 
@@ -39,6 +44,7 @@ _FORGET_S = 60.0
 _KEPT_RANKS = 20_000
 _KEPT_EVENTS = 500
 _KEPT_REPLIES = 16
+_KEPT_COMMANDS = 64
 _TOGETHER = 4
 """From so many ranks on that change at once they share an event."""
 _SPAN_EVERY_S = 2.0
@@ -52,25 +58,6 @@ _PROCESS_STATES = {
     "R": "its process runs, its telemetry thread does not: is the GIL held?",
     "S": "its process sleeps, and its telemetry thread with it: is the GIL held?",
 }
-
-
-def _clean(value: Any) -> Any:
-    """Return the value with every text in it fit for a terminal."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, msgspec.Struct):
-        changes = {}
-        for name in value.__struct_fields__:
-            old = getattr(value, name)
-            new = _clean(old)
-            if new is not old:
-                changes[name] = new
-        return msgspec.structs.replace(value, **changes) if changes else value
-    if isinstance(value, tuple):
-        return tuple(_clean(item) for item in value) if value else value
-    if isinstance(value, dict):
-        return {_clean(k): _clean(v) for k, v in value.items()} if value else value
-    return value
 
 
 _NO_MEANS = Means()
@@ -93,7 +80,10 @@ def _clean_bye(bye: Bye) -> Bye:
 class _Rank:
     """The mutable picture of one rank."""
 
-    def __init__(self, run: str, rank: int, node: str, incarnation: str) -> None:
+    def __init__(
+        self, run: str, rank: int, node: str, incarnation: str, *, packed: bool = False
+    ) -> None:
+        self.packed = packed
         self.run = run
         self.rank = rank
         self.node = node
@@ -113,10 +103,10 @@ class _Rank:
         self.gap_index = -1
         self.last_index = -1
         self.last: StepRecord | None = None
-        self.window = Window()
+        self.window = Window(packed=self.packed)
         self.timeline = Timeline()
         self.worker_totals = WorkerTotals()
-        self.history = History()
+        self.history = History(packed=self.packed)
         self.state = RankState()
         self.ledger = Ledger()
         self.bye: Bye | None = None
@@ -124,11 +114,18 @@ class _Rank:
         self.heard_s = 0.0
         self.age: RankAge | None = None
         self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
+        self.commands: tuple[Logged, ...] = ()
 
     @property
     def over(self) -> bool:
         """Whether its process has said goodbye or is known to be dead."""
         return self.bye is not None or (self.age is not None and self.age.pid_alive is False)
+
+    def pack(self) -> None:
+        """Hold steps and spans as bytes from now on: there are many ranks."""
+        self.packed = True
+        self.window.pack()
+        self.history.pack()
 
     def restart(self, incarnation: str) -> None:
         self.former.add(self.incarnation)
@@ -148,6 +145,11 @@ class _Rank:
         if frame.hello is not None:
             self.hello = _clean(frame.hello)
         self.replies.extend(map(_clean_reply, frame.replies))
+        if frame.commands:
+            known = {(logged.id, logged.status) for logged in self.commands}
+            new = (c for c in _clean(frame.commands) if (c.id, c.status) not in known)
+            merged = sorted((*self.commands, *new), key=lambda logged: logged.at_s)
+            self.commands = tuple(merged[-_KEPT_COMMANDS:])
         if frame.bye is not None:
             self.bye = _clean_bye(frame.bye)
             self.ended_s = frame.sent_s
@@ -194,10 +196,9 @@ class _Rank:
             if records and records[0].index > self.gap_index + 1:
                 self.lost += self.open_gap
             self.open_gap = 0
-        known = {r.index for r in self.window.records}
-        if not records or all(r.index in known or not is_steady(r) for r in records):
-            return
         merged = {r.index: r for r in self.window.records}
+        if not records or all(r.index in merged or not is_steady(r) for r in records):
+            return
         for record in records:
             if is_steady(record):
                 merged[record.index] = record
@@ -220,12 +221,13 @@ class _Rank:
         process: ProcessSample | None,
         workers: tuple[ProcessSample, ...],
         means: Means,
+        ahead_s: int = 0,
     ) -> RankView:
         window = self.window
         p50_ms, p95_ms = window.percentiles_ms()
         age_s = max(0.0, now_s - self.heard_s)
         state, reason = self._condition(age_s, node_live)
-        key = window.records[-1].loader if window.records else ""
+        key = window.loader
         cost, by_worker = self.worker_totals.per_batch(key)
         return RankView(
             run=self.run,
@@ -242,7 +244,7 @@ class _Rank:
             if self.last is None
             else max(self.state.step, self.last_index + 1),
             clock=window.clock or (self.last.clock if self.last is not None else "host"),
-            window=tuple(window.records),
+            window=window.records,
             last=self.last,
             step_ms=window.step_ms,
             step_p50_ms=p50_ms,
@@ -253,7 +255,7 @@ class _Rank:
             data_wait_ratio=window.data_wait_ratio,
             samples_per_s=window.samples_per_s,
             queue_depth=window.queue_depth,
-            queue_capacity=None if self.last is None else self._capacity(),
+            queue_capacity=None if self.last is None else window.queue_capacity,
             ledger=self.ledger,
             lost=self.lost + self.open_gap,
             dropped=self.dropped,
@@ -263,9 +265,10 @@ class _Rank:
             hello=self.hello,
             process=process,
             workers=workers,
-            timeline=self.timeline.rollups(),
+            timeline=self.timeline.rollups(ahead_s),
             notices=self.state.notices,
             replies=tuple(self.replies),
+            commands=self.commands,
             simulated=self.simulated,
             batch_wall_ms=None if cost is None else cost.wall_ms,
             batch_cpu_ms=None if cost is None else cost.cpu_ms,
@@ -302,11 +305,6 @@ class _Rank:
             return "too few batches a worker yet"
         return "the workers of this loader do not time themselves"
 
-    def _capacity(self) -> int | None:
-        return next(
-            (r.queue_capacity for r in reversed(self.window.records) if r.queue_capacity), None
-        )
-
     def _condition(self, age_s: float, node_live: bool) -> tuple[str, str]:
         bye = self.bye
         if bye is not None:
@@ -338,6 +336,7 @@ class _Node:
         self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
         self.means = Means()
         self.uuids: dict[str, str] = {}
+        self.clock = NodeClock()
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
         self.sensors = frame
@@ -378,10 +377,17 @@ class Store:
 
     Args:
         clock: monotonic seconds.
+        wall: seconds since the epoch; on the time axis a live node whose own clock differs from it
+            is put where it belongs.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()
         self._ranks: dict[tuple[str, int], _Rank] = {}
         self._nodes: dict[str, _Node] = {}
@@ -390,6 +396,8 @@ class Store:
         self._said: dict[tuple[str, int], str] = {}
         self._changes: dict[tuple[str, str, str], list[int]] = {}
         self._spans_told: dict[tuple[str, str], tuple[int, float]] = {}
+        self._packed = False
+        self._shared = Shared()
         self._version = 0
         self._refused = 0
         self._refusal = ""
@@ -429,7 +437,7 @@ class Store:
                 problem = exc
         if node_frame.sensors is not None:
             try:
-                sensors = _clean(decode_sensor_frame(bytes(node_frame.sensors)))
+                sensors = lean_frame(decode_sensor_frame(bytes(node_frame.sensors)))
             except FrameError as exc:
                 problem = exc
         with self._lock:
@@ -453,6 +461,11 @@ class Store:
         node = self._nodes.get(name)
         if node is None:
             node = self._nodes[name] = _Node(name)
+        step_s = node.clock.take(node_frame.seq, node_frame.sent_s, received_s, self._wall())
+        if step_s and self._link == "live":
+            for known in self._ranks.values():
+                if known.node == name:
+                    known.timeline.move(round(step_s))
         if node.incarnation == node_frame.incarnation:
             node.lost += max(0, node_frame.seq - node.seq - 1)
         node.incarnation = node_frame.incarnation
@@ -469,8 +482,12 @@ class Store:
             rank = self._rank(frame, name)
             if rank is not None and rank.take(frame, received_s):
                 missing.append((frame.run, frame.rank))
+            if rank is not None and rank.hello is not None and frame.hello is not None:
+                rank.hello = self._shared.parts(rank.hello)
             if rank is not None and frame.spans and not frame.snapshot:
                 self._note_spans(rank, frame, received_s)
+            if rank is not None and frame.commands and not frame.snapshot:
+                self._note_commands(rank, frame.commands)
         for age in node_frame.ages:
             self._take_age(age, received_s)
         self._version += 1
@@ -488,7 +505,13 @@ class Store:
         if rank is None:
             if len(self._ranks) >= _KEPT_RANKS:
                 return None
-            rank = self._ranks[key] = _Rank(run, frame.rank, node, frame.incarnation)
+            packed = len(self._ranks) >= PACK_ABOVE
+            rank = _Rank(run, frame.rank, node, frame.incarnation, packed=packed)
+            self._ranks[key] = rank
+            if packed and not self._packed:
+                self._packed = True
+                for other in self._ranks.values():
+                    other.pack()
             self._raw_runs[run] = frame.run
             self._forget_old_runs()
         elif frame.incarnation != rank.incarnation:
@@ -562,10 +585,12 @@ class Store:
         now_s = self._clock()
         with self._lock:
             by_run: dict[str, list[RankView]] = {}
+            windows: dict[str, list[Window]] = {}
             for (run, _), rank in sorted(self._ranks.items(), key=lambda item: item[0][1]):
                 by_run.setdefault(run, []).append(self._rank_view(rank, now_s))
+                windows.setdefault(run, []).append(rank.window)
             self._tell_changes()
-            runs = [_run_view(run, tuple(ranks)) for run, ranks in by_run.items()]
+            runs = [_run_view(run, tuple(ranks), windows[run]) for run, ranks in by_run.items()]
             runs.sort(key=lambda r: r.started_s, reverse=True)
             notices = [n for node in self._nodes.values() for n in node.notices]
             if self._refused:
@@ -597,7 +622,9 @@ class Store:
                 # The sensors' own name for the device: what the screens join by.
                 rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
         means = node.means if node is not None else _NO_MEANS
-        view = rank.view(now_s, node_live, process, workers or (), means)
+        # A recording is by its own clocks; only of what arrives now is the delay small.
+        ahead_s = node.clock.ahead_s if node is not None and self._link == "live" else 0
+        view = rank.view(now_s, node_live, process, workers or (), means, ahead_s)
         self._note_change(view)
         return view
 
@@ -621,7 +648,8 @@ class Store:
     def _tell_changes(self) -> None:
         """Log what changed; what happened to many ranks at once is one event."""
         changes, self._changes = self._changes, {}
-        for (run, text, severity), ranks in changes.items():
+        for (run, text, severity), unsorted in changes.items():
+            ranks = sorted(unsorted)
             if len(ranks) < _TOGETHER:
                 for rank in ranks:
                     self._event(f"rank {rank}{text}", severity, run)
@@ -629,6 +657,18 @@ class Store:
                 whole = ranks[-1] - ranks[0] == len(ranks) - 1
                 named = f"ranks {ranks[0]}-{ranks[-1]}" if whole else f"{len(ranks)} ranks"
                 self._event(f"{named}{text}", severity, run)
+
+    def _note_commands(self, rank: _Rank, commands: tuple[Logged, ...]) -> None:
+        """Log what became of commands; of many ranks alike it is one event."""
+        for logged in commands:
+            if logged.status == "error":
+                what = f"{logged.verb} {logged.args}".strip() + f": error: {logged.message}"
+            else:
+                words = logged.message or logged.args
+                what = f"{logged.verb} {words}".strip() + f": {logged.status}"
+            severity = "warning" if logged.status == "error" else "note"
+            key = (rank.run, printable(f": {what}"), severity)
+            self._changes.setdefault(key, []).append(rank.rank)
 
     def _note_spans(self, rank: _Rank, frame: RankFrame, received_s: float) -> None:
         """Log eval, checkpoints and the user's spans: once for all ranks, seldom where many."""
@@ -645,7 +685,7 @@ class Store:
             self._event(text, run=rank.run)
 
 
-def _run_view(run: str, ranks: tuple[RankView, ...]) -> RunView:
+def _run_view(run: str, ranks: tuple[RankView, ...], windows: Sequence[Window]) -> RunView:
     hellos = [r.hello for r in ranks if r.hello is not None]
     steps_ms = [r.step_ms for r in ranks if r.step_ms is not None]
     rates = [r.samples_per_s for r in ranks if r.samples_per_s is not None]
@@ -663,7 +703,7 @@ def _run_view(run: str, ranks: tuple[RankView, ...]) -> RunView:
         ranks=ranks,
         nodes=tuple(sorted({r.node for r in ranks})),
         steps=max(r.steps for r in ranks),
-        window=_shared_steps(ranks),
+        window=_shared_steps(windows),
         step_ms=sum(steps_ms) / len(steps_ms) if steps_ms else None,
         samples_per_s=sum(rates) if rates else None,
         loss=next((r.loss for r in ranks if r.loss is not None), None),
@@ -677,12 +717,12 @@ def _run_view(run: str, ranks: tuple[RankView, ...]) -> RunView:
     )
 
 
-def _shared_steps(ranks: tuple[RankView, ...]) -> int:
+def _shared_steps(windows: Sequence[Window]) -> int:
     """How many steady steps all ranks have in their windows."""
-    if any(not r.window for r in ranks):
+    if not all(windows):
         return 0
-    low = max(r.window[0].index for r in ranks)
-    high = min(r.window[-1].index for r in ranks)
+    low = max([window.first_index for window in windows])
+    high = min([window.last_index for window in windows])
     if low > high:
         return 0
-    return min(sum(low <= s.index <= high for s in r.window) for r in ranks)
+    return min([window.count_between(low, high) for window in windows])

@@ -8,14 +8,16 @@ longest is known only at the end.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from statistics import fmean, median
 
 from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
+from gpuwatch.store.packed import Packed, records_codec, step_indices
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.store.windows import is_steady
 
@@ -114,7 +116,7 @@ class Track:
         self._settled = -1
         self._taken: dict[int, int] = {}
         self._pauses: set[int] = set()
-        self._pending: dict[int, dict[int, StepRecord]] = {}
+        self._pending: dict[int, dict[int, StepRecord | bytes]] = {}
         self._rows: deque[tuple[int, bool, bool, array[float]]] = deque()
         self._steps: Steps | None = None
 
@@ -136,13 +138,10 @@ class Track:
             self._begin(rank.rank, rank.incarnation)
             self._pause(rank)
             taken = self._taken.get(rank.rank, -1)
-            fresh = []
-            for record in reversed(rank.window):
-                if record.index <= taken:
-                    break
-                fresh.append(record)
-            self._add(rank.rank, fresh)
-            known.append(rank.window[-1].index)
+            indices = step_indices(rank.window)
+            if indices[-1] > taken:
+                self._add_window(rank.rank, rank.window, indices)
+            known.append(indices[-1])
             if rank.state not in _STILL:
                 moving.append(known[-1])
         if known:
@@ -170,7 +169,7 @@ class Track:
         """Take the steps up to that index (all) as they are known now."""
         ready = sorted(i for i in self._pending if until is None or i <= until)
         for index in ready:
-            records = self._pending.pop(index)
+            records = _taken_steps(self._pending.pop(index))
             on_device = {is_on_device(record) for record in records.values()}
             if len(on_device) == 1:
                 paused = index in self._pauses
@@ -226,14 +225,21 @@ class Track:
             if span.name in PAUSES:
                 self._pauses.add(span.step)
 
+    def _add_window(self, rank: int, window: Sequence[StepRecord], indices: Sequence[int]) -> None:
+        """Take what is new in a window; what is held as bytes stays so until its step is taken."""
+        place = self._places[rank]
+        first = bisect_right(indices, max(self._taken.get(rank, -1), self._settled))
+        held = window.items if isinstance(window, Packed) else window
+        for i in range(first, len(indices)):
+            self._pending.setdefault(indices[i], {})[place] = held[i]
+        self._taken[rank] = indices[-1]
+
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:
         place = self._places[rank]
         newest = self._taken.get(rank, -1)
         for record in records:
             newest = max(newest, record.index)
-            if record.index <= self._settled or not is_steady(record):
-                continue
-            if "skipped" not in record.tags:
+            if record.index > self._settled and is_steady(record):
                 self._pending.setdefault(record.index, {})[place] = record
         self._taken[rank] = newest
 
@@ -256,6 +262,19 @@ class Track:
             if part.data_wait is not None:
                 row[len(FIELDS) + place] = part.data_wait / 1e6
         return row
+
+
+def _taken_steps(held: Mapping[int, StepRecord | bytes]) -> dict[int, StepRecord]:
+    """Return the ranks' steady records of a step, without those that the optimizer skipped."""
+    found = {
+        place: records_codec.decode(record) if isinstance(record, bytes) else record
+        for place, record in held.items()
+    }
+    return {
+        place: record
+        for place, record in found.items()
+        if is_steady(record) and "skipped" not in record.tags
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ changes. Means are over the steady steps of the window (means add up, medians do
 that is not known is None, and the reason stands beside it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwatch.schema import (
@@ -14,6 +14,7 @@ from gpuwatch.schema import (
     Hello,
     HostSample,
     Ledger,
+    Logged,
     ProcessSample,
     RankState,
     Reply,
@@ -61,6 +62,8 @@ class RankView:
     `bye` are its last words, None while it lives and if it died without; `ended_s` is when it ended
     by its own wall clock, to a tenth of a second where it died without a word.
 
+    `commands` is what became of the last 64 commands, each status by itself, oldest first.
+
     `told` is what the rank said of itself last, `past` reaches back beyond the window.
     `process_means` and `worker_means` are the sampler's readings over about six seconds.
     """
@@ -77,7 +80,7 @@ class RankView:
     phase_age_s: float
     steps: int
     clock: str
-    window: tuple[StepRecord, ...]
+    window: Sequence[StepRecord]
     last: StepRecord | None
     step_ms: float | None
     step_p50_ms: float | None
@@ -98,7 +101,7 @@ class RankView:
     hello: Hello | None
     process: ProcessSample | None
     workers: tuple[ProcessSample, ...]
-    timeline: tuple[Rollup, ...]
+    timeline: Sequence[Rollup]
     notices: tuple[str, ...]
     replies: tuple[Reply, ...]
     simulated: bool
@@ -115,6 +118,7 @@ class RankView:
     worker_batches: tuple[WorkerBatch, ...] = ()
     bye: Bye | None = None
     ended_s: float | None = None
+    commands: tuple[Logged, ...] = ()
 
     @property
     def pid(self) -> int | None:

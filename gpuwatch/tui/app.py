@@ -22,7 +22,7 @@ from gpuwatch.store.session import Session
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.config import Config, load_config
 from gpuwatch.tui.diagnoser import Diagnose
-from gpuwatch.tui.hangup import HUNG_UP, TerminalWatch, terminal_descriptors
+from gpuwatch.tui.hangup import HUNG_UP, TerminalWatch, has_hung_up, terminal_descriptors
 from gpuwatch.tui.keymap import VIEWS, KeyNames, label_of
 from gpuwatch.tui.screens.base import FedScreen
 from gpuwatch.tui.screens.overview import Overview
@@ -34,7 +34,10 @@ from gpuwatch.tui.widgets.pane import ascii_only, set_ascii
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
     from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.tui.changes import Change, Proposal
     from gpuwatch.tui.job import Job
+    from gpuwatch.tui.profiling import Profile
+    from gpuwatch.tui.requests import Task
     from gpuwatch.tui.sides import Recordings
 
 __all__ = ["GpuwatchApp"]
@@ -45,6 +48,9 @@ _TOLD_S = 4.0
 _HELD_S = 10.0
 """A hint that was copied stays as it is for so long, the footer's word about it included."""
 
+
+_KEPT_PROFILES = 16
+"""Profiles that a page opens on again: the oldest goes."""
 
 _CHANGE_S = 0.005
 """Long enough for the first layout of a view, so that it does not flicker."""
@@ -114,6 +120,9 @@ class GpuwatchApp(App[None]):
             "metric",
             "heat",
             "events",
+            "memory",
+            "profile",
+            "knobs",
             "output",
             "report",
             "runs",
@@ -155,9 +164,13 @@ class GpuwatchApp(App[None]):
         self._reported = False
         self._on_first_paint = on_first_paint
         self._signals: list[int] = []
+        self._suspended = False
+        self._terminals: list[int] = []  # asked for while they are there
         self._terminal: TerminalWatch | None = None
         self._told: tuple[str, str] | None = None
         self._told_until = 0.0
+        self._tasks: list[Task] = []
+        self._profiles: dict[tuple[str, int], Profile] = {}
 
     def _set_up_terminal(self) -> None:
         wanted = self._config.theme
@@ -211,6 +224,8 @@ class GpuwatchApp(App[None]):
         for number in self._signals:
             loop.remove_signal_handler(number)
         self._watcher.close()
+        for task in (*self._tasks, *self._profiles.values()):
+            task.close()
 
     def _painted(self) -> None:
         # What start-up built lives as long as the app: never look at it again.
@@ -237,9 +252,26 @@ class GpuwatchApp(App[None]):
         stop = getattr(self._driver, "_sigtstp_application", None)
         go_on = getattr(self._driver, "_sigcont_application", None)
         if stop is not None and go_on is not None:
-            loop.add_signal_handler(signal.SIGTSTP, stop)
-            loop.add_signal_handler(signal.SIGCONT, go_on)
+            loop.add_signal_handler(signal.SIGTSTP, self._suspend, stop)
+            loop.add_signal_handler(signal.SIGCONT, self._resume, go_on)
             self._signals += [signal.SIGTSTP, signal.SIGCONT]
+
+    def _suspend(self, stop: Callable[[], object]) -> None:
+        self._suspended = True
+        stop()
+
+    def _resume(self, go_on: Callable[[], object]) -> None:
+        """Take the terminal again, once: Textual starts a thread that reads it each time.
+
+        A terminal that goes away sends SIGCONT as well as SIGHUP. A thread that is started then
+        reads the end of file for ever, and the process waits for it at its exit.
+        """
+        suspended, self._suspended = self._suspended, False
+        if self._exit or has_hung_up(self._terminals):
+            return
+        if not suspended and self._driver is not None:
+            self._driver.suspend_application_mode()  # stopped by SIGSTOP: that thread lives
+        go_on()
 
     def _leave_by_signal(self, number: int) -> None:
         self.exit(return_code=128 + number)
@@ -257,7 +289,8 @@ class GpuwatchApp(App[None]):
                 loop.call_soon_threadsafe(leave)
             self._discard_output()
 
-        self._terminal = TerminalWatch(terminal_descriptors(), gone)
+        self._terminals = terminal_descriptors()
+        self._terminal = TerminalWatch(self._terminals, gone)
         self._terminal.start()
 
     def _discard_output(self) -> None:
@@ -311,6 +344,8 @@ class GpuwatchApp(App[None]):
         scene = self._watcher.poll(force=force)
         for result in self._watcher.take_completed():
             self._tell_check(result)
+        if self._tasks:
+            self._advance_tasks()
         if not isinstance(self.screen, FedScreen):
             return
         if scene is not None:
@@ -404,6 +439,140 @@ class GpuwatchApp(App[None]):
                 self.tell(f"as it was when {finding.id} opened; space goes on from now", "accent")
             else:
                 self.tell("it opened before what is kept; this is now", "warning")
+
+    # --- commands to ranks ---------------------------------------------------------------------
+
+    def _advance_tasks(self) -> None:
+        """Take what ranks have answered to what goes on beside the page that is open."""
+        view = self._watcher.newest
+        for task in tuple(self._tasks):
+            told = task.advance(view)
+            shown = isinstance(self.screen, FedScreen) and self.screen.shows(task)
+            if told is not None and not shown:
+                self.tell(*told)
+            if task.finished:
+                self._tasks.remove(task)
+
+    def _rank_meant(self) -> tuple[str, int] | None:
+        """Return run and number of the rank that a question is about, or say that there is none."""
+        scene = self._watcher.scene
+        screen = self.screen
+        rank = screen.rank_meant(scene) if isinstance(screen, FedScreen) else None
+        if scene.run is None or rank is None:
+            self.tell("there is no rank to ask", "warning")
+            return None
+        return scene.run.run, rank
+
+    def action_memory(self) -> None:
+        """Ask the rank for its memory."""
+        from gpuwatch.tui.screens.memory import MemoryScreen
+
+        meant = self._rank_meant()
+        if meant is not None:
+            self.push_screen(MemoryScreen(*meant))
+
+    def action_profile(self) -> None:
+        """Ask how many steps of the rank to profile, or show the profile that there is."""
+        from gpuwatch.tui.screens.profile import ProfileScreen
+
+        meant = self._rank_meant()
+        if meant is not None:
+            self.push_screen(ProfileScreen(*meant, self._profiles.get(meant)))
+
+    def profile_rank(self, run: str, rank: int, steps: int) -> Profile:
+        """Begin a profile of a rank, and follow it whatever page is open."""
+        from gpuwatch.tui.profiling import Profile
+
+        gone = [self._profiles.pop((run, rank), None)]
+        while len(self._profiles) >= _KEPT_PROFILES:
+            gone.append(self._profiles.pop(next(iter(self._profiles))))
+        for before in gone:
+            if before is not None:
+                self._tasks = [task for task in self._tasks if task is not before]
+                before.close()
+        profile = self._profiles[run, rank] = Profile(run, rank, steps, clock=self._watcher.seconds)
+        profile.start(self._watcher.session, self._watcher.newest)
+        self._follow(profile)
+        return profile
+
+    def fetch_trace(self, profile: Profile, run_name: str) -> str:
+        """Bring the trace of a profile here; returns why not, empty where it is under way."""
+        problem = profile.bring(self._watcher.session, self._watcher.newest, run_name)
+        self._follow(profile)
+        return problem
+
+    def _follow(self, task: Task) -> None:
+        if not task.finished and task not in self._tasks:
+            self._tasks.append(task)
+
+    def action_knobs(self) -> None:
+        """Open the knobs of the run and the log of commands."""
+        from gpuwatch.tui.screens.knobs import KnobsScreen
+
+        if not isinstance(self.screen, KnobsScreen):
+            self.push_screen(KnobsScreen())
+
+    def why_frozen(self) -> str:
+        """Return one sentence on why the picture is not of now, empty where it is."""
+        if self._watcher.replayed is not None:
+            return "this is a recording: nothing can be set in it"
+        scene = self._watcher.scene
+        if scene.cursor_s is not None:
+            return "this is the past: space goes on from now, then it can be set"
+        return "the picture is paused: space goes on, then it can be set" if scene.paused else ""
+
+    def can_apply(self, finding: Finding) -> bool:
+        """Whether a hint of a finding can be set in the running training now."""
+        return not self.why_frozen() and not self._why_not_applied(finding)
+
+    def _why_not_applied(self, finding: Finding) -> str:
+        from gpuwatch.tui.changes import why_not_applied
+
+        run = self._watcher.newest.run(finding.run) or self._watcher.scene.run
+        return "there is no run" if run is None else why_not_applied(finding, run)
+
+    def apply_hint(self, finding: Finding) -> None:
+        """Ask whether to set what a finding's hint proposes, or say why it cannot be."""
+        from gpuwatch.tui.changes import proposals
+        from gpuwatch.tui.screens.knobs import ChangeScreen
+
+        problem = self.why_frozen() or self._why_not_applied(finding)
+        run = self._watcher.newest.run(finding.run) or self._watcher.scene.run
+        if problem or run is None:
+            self.tell(problem, "warning", 8.0)
+            return
+        self.push_screen(ChangeScreen(proposals(finding, run)))
+
+    def change(self, proposal: Proposal) -> Change:
+        """Set a knob; of a finding freeze its window before, and check what comes of it."""
+        from gpuwatch.store.compare import Setting
+        from gpuwatch.tui.changes import Change
+
+        finding = proposal.finding
+        watcher = self._watcher
+        fresh = False
+
+        def begin() -> str:
+            nonlocal fresh
+            if finding is None:
+                return ""
+            fresh, problem = watcher.begin_check(finding)
+            return problem
+
+        def settled(step: int | None, next_epoch: bool) -> None:
+            if finding is None:
+                return
+            if step is not None:
+                knob = proposal.row.knob
+                setting = Setting(knob.name, knob.value, proposal.new)
+                watcher.changed_live(finding, setting, step, next_epoch=next_epoch)
+            elif fresh:
+                watcher.drop_check(finding)
+
+        change = Change(proposal, begin=begin, settled=settled, clock=watcher.seconds)
+        change.start(watcher.session, watcher.newest)
+        self._tasks.append(change)
+        return change
 
     def show_stacks(self) -> None:
         """Ask the selected rank where its threads stand."""
@@ -571,16 +740,16 @@ class GpuwatchApp(App[None]):
             return
         text = hint_text(finding.hints[0], None).split(": predicted")[0]
         self._watcher.hold_hints(finding, _HELD_S)
-        self._copy(text, text)
+        self.copy_text(text, text)
 
     def copy_finding(self, finding: Finding) -> None:
         """Copy a finding as Markdown."""
         from gpuwatch.tui.render.markdown import finding_markdown
 
         text = finding_markdown(finding, self._watcher.scene)
-        self._copy(text, f"{finding.id} as Markdown")
+        self.copy_text(text, f"{finding.id} as Markdown")
 
-    def _copy(self, text: str, what: str) -> None:
+    def copy_text(self, text: str, what: str) -> None:
         """Put text where it can be pasted from, and say where that is."""
         from gpuwatch.tui.clipboard import runs_in_tmux, to_tmux
 

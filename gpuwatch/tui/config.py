@@ -4,7 +4,7 @@
     ascii = false          # true: no glyphs beyond ASCII
 
     [keys]
-    pause = "p"            # names as in the help; several: "p, space"
+    pause = "P"            # names as in the help; several: "P, space"
 
 A setting that cannot be used costs one sentence on the screen and nothing else.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuwatch.tui.render.markdown import report_markdown
 from gpuwatch.tui.scene import Scene
 
-__all__ = ["write_files"]
+__all__ = ["free_path", "trace_target", "write_files"]
 
 
 def _folder() -> Path:
@@ -18,6 +18,28 @@ def _folder() -> Path:
         if os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.gettempdir())
+
+
+def _plain(text: str, most: int) -> str:
+    """Return text as a part of a file's name: nothing that leads elsewhere, no hidden file."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[-most:].strip("-.")
+
+
+def free_path(path: Path) -> Path:
+    """Return the path, or one beside it where something is there: nothing is overwritten."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{number}~{path.name}")
+    return free
+
+
+def trace_target(run: str, rank: int, name: str, folder: Path | None = None) -> Path:
+    """Return where the trace of a rank goes, beside what `write_files` writes."""
+    folder = _folder() if folder is None else folder
+    known = _plain(run, 60) or "run"
+    return folder / f"gpuwatch-{known}-rank{rank}-{_plain(name, 80) or 'trace'}"
 
 
 def write_files(scene: Scene, svg: str, folder: Path | None = None) -> tuple[Path, Path]:

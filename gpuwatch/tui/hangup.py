@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 
-__all__ = ["HUNG_UP", "TerminalWatch", "terminal_descriptors"]
+__all__ = ["HUNG_UP", "TerminalWatch", "has_hung_up", "terminal_descriptors"]
 
 HUNG_UP = 128 + signal.SIGHUP
 """The exit code of an app whose terminal is gone."""
@@ -29,6 +29,14 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 def terminal_descriptors(descriptors: Sequence[int] = (0, 1, 2)) -> list[int]:
     """Return those of the descriptors that are terminals."""
     return [number for number in descriptors if os.isatty(number)]
+
+
+def has_hung_up(descriptors: Sequence[int]) -> bool:
+    """Whether one of the terminals is gone."""
+    poll = select.poll()
+    for number in descriptors:
+        poll.register(number, 0)
+    return any(event & _GONE for _, event in poll.poll(0))
 
 
 class TerminalWatch:

@@ -39,6 +39,7 @@ _RANKS_A_SECOND = 128
 """Larger runs are kept less often, so that keeping them costs the same."""
 
 _KEPT_RUNS = 4
+_KEPT_COLUMNS = 32
 
 _FINDINGS_S = 10.0
 """Findings that only changed their numbers are kept this often."""
@@ -137,7 +138,7 @@ def _memory_gb(rank: RankView) -> float | None:
 
 def _rank_values(rank: RankView, since_s: float) -> list[float | None]:
     # The second that is open now has not seen all of its steps.
-    second = rank.timeline[-2:][0] if rank.timeline else None
+    second = rank.timeline[max(0, len(rank.timeline) - 2)] if rank.timeline else None
     process = rank.process
     return [
         rank.own_ms,
@@ -163,6 +164,7 @@ class Past:
     def __init__(self) -> None:
         self._runs: dict[str, deque[Moment]] = {}
         self._findings_at: dict[str, float] = {}
+        self._columns: dict[tuple[str, int | str, str], tuple[Moment | None, list[Point]]] = {}
 
     def moments(self, run: str) -> Sequence[Moment]:
         """Return what is kept of a run, oldest first."""
@@ -243,11 +245,34 @@ class Past:
 
     def rank_points(self, run: str, rank: int, field: str) -> list[Point]:
         """Return a number of a rank over time."""
-        return [(moment.at_s, moment.rank(rank, field)) for moment in self.moments(run)]
+        return self._column(run, rank, field)
 
     def gpu_points(self, run: str, uuid: str, field: str) -> list[Point]:
         """Return a reading of a device over time."""
-        return [(moment.at_s, moment.gpu(uuid, field)) for moment in self.moments(run)]
+        return self._column(run, uuid, field)
+
+    def _column(self, run: str, item: int | str, field: str) -> list[Point]:
+        """Return one number of a rank or a device over time; made once a moment."""
+        moments = self._runs.get(run)
+        if not moments:
+            return []
+        newest, found = self._columns.get((run, item, field), (None, []))
+        if newest is moments[-1]:
+            return found
+        found = []
+        of_rank = isinstance(item, int)
+        width = len(RANK_FIELDS) if of_rank else len(GPU_FIELDS)
+        place = _RANK_PLACE[field] if of_rank else _GPU_PLACE[field]
+        for moment in moments:
+            row = moment.ranks.get(item) if isinstance(item, int) else moment.gpus.get(item)
+            value: float | None = None
+            if row is not None:
+                value = (moment.values if of_rank else moment.gpu_values)[row * width + place]
+            found.append((moment.at_s, value if value is not None and isfinite(value) else None))
+        if len(self._columns) >= _KEPT_COLUMNS:
+            self._columns.clear()
+        self._columns[run, item, field] = (moments[-1], found)
+        return found
 
 
 def run_at(run: RunView, moment: Moment) -> RunView:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuwatch.schema import PHASES, GpuSample
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View
@@ -92,7 +92,8 @@ class Scene:
     `cursor_s` the wall-clock time that is shown where the person has scrolled back, with `end_s`
     the newest time. `snoozed` are ids of findings, `events` the log, newest first. `checks` are
     the findings whose window was frozen, of any run, with what has come since. `job` is the command
-    that the screen was opened with, None where it only watches.
+    that the screen was opened with, None where it only watches. `rows` is room for what panes make
+    of the scene and need again.
     """
 
     view: View
@@ -123,6 +124,17 @@ class Scene:
     selected_gpu: str = ""
     checks: tuple[CheckResult, ...] = ()
     job: JobState | None = None
+    rows: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def release(self) -> None:
+        """Let go of the picture, which is not on the screen any more.
+
+        Screens that are covered keep the scene that they were fed last until they are fed again; of
+        a large run that is megabytes for each.
+        """
+        for name, nothing in _RELEASED.items():
+            object.__setattr__(self, name, nothing)
+        self.rows.clear()
 
     @property
     def metric(self) -> Metric:
@@ -162,6 +174,16 @@ class Scene:
         return tuple(
             item for item in self.findings if item.state == "open" and item.id not in self.snoozed
         )
+
+
+_RELEASED: Mapping[str, Any] = {
+    "view": View(version=-1, at_s=0.0),
+    "run": None,
+    "summary": None,
+    "order": (),
+    "nodes": (),
+    "gpus": {},
+}
 
 
 def _mean(values: Sequence[float]) -> float | None:

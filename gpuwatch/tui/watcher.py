@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from gpuwatch.tui.steady import HintHold
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding, RunDiagnosis
     from gpuwatch.diagnosis.verify import CheckResult
+    from gpuwatch.store.compare import Setting
     from gpuwatch.tui.checks import Checks
     from gpuwatch.tui.job import Job
     from gpuwatch.tui.sides import Compared, Recordings, Sides
@@ -78,11 +80,23 @@ _LARGE = 256
 _LARGE_S = 1.0
 """A run of more ranks than `_LARGE` is summed up this often only; its rows are always fresh."""
 
+_SHARE = 0.1
+_SLOWEST_S = 10.0
+"""A large run is drawn less often where that would take more than this share of a core, and at
+least this often."""
+
+_SELDOM = (50_000, 20, 100)
+"""When the collector of cycles runs once there is a large run; Python's own is 700, 10, 10."""
+
 _KEEP_S = 1.0
 """The past is looked after this often."""
 
 _CHECKS_S = 1.0
 """The steps after a change are compared this often with those before it."""
+
+_COMPARED_S = 60.0
+"""So long after a comparison was on the screen the steps of its sides are followed, however many
+ranks they have."""
 
 _REORDER_S = 2.0
 """Ranks change places at most this often, unless their number or trouble changes."""
@@ -120,8 +134,9 @@ _NO_RUN = RunView(
 class Watcher:
     """Holds what outlives one drawing: chosen run, selected rank, orders, filters, pause, past.
 
-    `clock` is a monotonic clock in seconds. `poll` is called at the drawing rate; it never blocks
-    as long as the session keeps its word.
+    `clock` is a monotonic clock in seconds, `cpu` the seconds of CPU that the drawing thread has
+    used. `poll` is called at the drawing rate; it never blocks as long as the session keeps its
+    word. Of a run that is too large for the rate it takes fewer pictures than it is asked for.
     """
 
     def __init__(
@@ -135,11 +150,15 @@ class Watcher:
         recordings: Recordings | None = None,
         job: Job | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._session = session
         self._diagnoser = Diagnoser(diagnose)
         self._hz = hz
         self._clock = clock
+        self._cpu = cpu
+        self._cpu_s = cpu()
+        self._viewed_at = clock()
         self._notices = tuple(notices)
         self._chosen = run
         self._selected: dict[str, int] = {}
@@ -173,14 +192,17 @@ class Watcher:
         self._sides: Sides | None = None
         self._sides_rounds = 0
         self._checked_at = -_CHECKS_S
+        self._compared_at = -_COMPARED_S
         self._completed: list[CheckResult] = []
         self._version: int | None = None
         self._rounds = 0
         self._view = View(version=-1, at_s=0.0)
+        self._views = 0
+        self._seldom = False
         self._taken_at = clock()
         self._drawn_at = 0.0
         self._diagnosed_at = -_DIAGNOSIS_S
-        self._diagnosed_view: View | None = None
+        self._diagnosed = -1
         self._repeats = 0
         self._scene = Scene(self._view, hz=hz)
 
@@ -197,6 +219,10 @@ class Watcher:
     def poll(self, *, force: bool = False) -> Scene | None:
         """Return the scene to draw, or None where the one on the screen is still right."""
         now = self._clock()
+        began_s = self._cpu()
+        resting = self._must_rest(now, began_s)
+        if resting and not force:
+            return None
         if self._sides is not None and self._sides.rounds != self._sides_rounds:
             # A recording has been read: what waits for it is drawn, also in a pause.
             self._sides_rounds, force = self._sides.rounds, True
@@ -213,8 +239,9 @@ class Watcher:
         else:
             version = self._session.version
             aged = now - self._drawn_at >= _AGES_S
-            if version != self._version or aged:
+            if not resting and (version != self._version or aged):
                 self._take(version, now)
+                self._cpu_s = began_s
             elif not force and self._diagnoser.rounds == self._rounds:
                 return None
             self._diagnose(now)
@@ -223,8 +250,22 @@ class Watcher:
             if now - self._kept_at >= _KEEP_S:
                 self._keep(self._view, now)
         self._drawn_at = now
-        self._scene = self._compose(now)
+        old, self._scene = self._scene, self._compose(now)
+        if old.run is not None and len(old.run.ranks) > _LARGE:
+            old.release()
         return self._scene
+
+    def _must_rest(self, now: float, cpu_s: float) -> bool:
+        """Whether the newest view has cost so much that the next one has to wait.
+
+        Its cost is what the thread has used since: taking it, making lines of it, painting them,
+        and keys. What a key asks for is drawn at once all the same, from the view that is there.
+        """
+        run = self._scene.run
+        if run is None or len(run.ranks) <= _LARGE or self._hz <= 0 or self._view.version < 0:
+            return False
+        rest_s = min(_SLOWEST_S, (cpu_s - self._cpu_s) / _SHARE)
+        return 0.0 <= now - self._viewed_at < rest_s
 
     def _settle(self) -> None:
         """Take over the newest diagnosis and log what it changed."""
@@ -251,7 +292,7 @@ class Watcher:
         wanted: set[str] = set()
         if self._checks:
             wanted |= {run.run for run in view.runs}
-        if self._sides is not None:
+        if self._sides is not None and self._clock() - self._compared_at < _COMPARED_S:
             wanted |= self._sides.runs
             wanted |= {run.run for run in (self._scene.run,) if run is not None}
         self._tracks.take(view.runs, wanted, 0 if replayed is None else replayed.seeks)
@@ -296,6 +337,15 @@ class Watcher:
     def session(self) -> Session:
         """Where the pictures come from."""
         return self._session
+
+    def seconds(self) -> float:
+        """Return the time by the clock of all that is drawn, for what ages on the screen."""
+        return self._clock()
+
+    @property
+    def newest(self) -> View:
+        """The newest view, also while the picture stands still."""
+        return self._session.view() if self._paused else self._view
 
     def toggle_pause(self) -> None:
         """Freeze the picture, or let it go on from now."""
@@ -424,6 +474,27 @@ class Watcher:
         self._check(self._clock())
         return frozen, ""
 
+    def begin_check(self, finding: Finding) -> tuple[bool, str]:
+        """Freeze the window of a finding unless it is: whether it was, and why it cannot be."""
+        if self._checks is not None and self._checks.holds(finding):
+            return False, ""
+        frozen, problem = self.verify(finding)
+        return frozen is True, problem
+
+    def changed_live(
+        self, finding: Finding, setting: Setting, step: int, *, next_epoch: bool
+    ) -> None:
+        """Tell that a knob was set, in the running training, for a finding that is checked."""
+        if self._checks is not None:
+            run = self._view.run(finding.run) if next_epoch else None
+            self._checks.changed(finding, setting, step, run)
+            self._checked_at = -_CHECKS_S
+
+    def drop_check(self, finding: Finding) -> None:
+        """Let the window of a finding go."""
+        if self._checks is not None:
+            self._checks.drop(finding)
+
     def take_completed(self) -> list[CheckResult]:
         """Return the checks that were completed since this was asked last."""
         completed, self._completed = self._completed, []
@@ -440,6 +511,7 @@ class Watcher:
 
     def compared(self) -> Compared:
         """Return how the two chosen sides compare, by what is on the screen."""
+        self._compared_at = self._clock()
         if self._tracks is None:
             from gpuwatch.tui.tracks import Tracks
 
@@ -492,6 +564,14 @@ class Watcher:
         # A session may hand out the same picture again: then its ages are as old as the picture.
         if view is not self._view and view.at_s != self._view.at_s:
             self._taken_at = now
+        if not self._seldom and any(len(run.ranks) > _LARGE for run in view.runs):
+            # A picture of a thousand ranks is ten thousand objects in no cycle; going through all
+            # that is there after every few hundred of them would cost more than drawing does.
+            self._seldom = True
+            gc.set_threshold(*_SELDOM)
+        # Views are counted, not kept: of a large run one takes megabytes.
+        self._views += view is not self._view
+        self._viewed_at = now
         self._view = view
         self._version = version
         self._track(view)
@@ -499,14 +579,14 @@ class Watcher:
     def _diagnose(self, now: float) -> None:
         if not self._view.runs or now - self._diagnosed_at < self._pause_s():
             return
-        if self._view is not self._diagnosed_view:
+        if self._diagnosed != self._views:
             self._repeats = 0
         elif self._view.link != "replay" or self._repeats >= _REPEATS:
             return
         else:
             self._repeats += 1
         self._diagnosed_at = now
-        self._diagnosed_view = self._view
+        self._diagnosed = self._views
         self._diagnoser.submit(self._view)
 
     def _pause_s(self) -> float:

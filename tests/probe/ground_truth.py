@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 faulthandler.dump_traceback_later(110, exit=True)
 
-STEPS = 12
+STEPS = 10
 LATE_MS = 30.0
 SLOW_MS = 25.0
 BASE_MS = {"data_wait": 9.0, "forward": 11.0, "backward": 14.0, "optimizer": 7.0, "other": 5.0}

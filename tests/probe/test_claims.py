@@ -147,7 +147,7 @@ def test_a_lock_that_is_never_given_back_costs_the_number_only(tmp_path: Path) -
         fcntl.flock(fd, fcntl.LOCK_EX)
         began_s = time.monotonic()
         assert claim(tmp_path, ALONE, {}) == (ALONE, None)
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 10
     finally:
         os.close(fd)
     assert claim(tmp_path / "nowhere", ALONE, {}) == (ALONE, None)

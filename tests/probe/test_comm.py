@@ -111,11 +111,13 @@ def train(net: torch.nn.Module, steps: int = 1) -> None:
 # --- two ranks ---------------------------------------------------------------------------------
 
 
-def past(rundir: Path, tmp_path: Path) -> tuple[list[RankFrame], dict[str, dict[int, Any]]]:
+def past(
+    zygote: support.Zygote, rundir: Path, tmp_path: Path
+) -> tuple[list[RankFrame], dict[str, dict[int, Any]]]:
     """Run the job; returns the past of its ranks, and what each of them printed by scenario."""
     done, out = tmp_path / "done", tmp_path / "out"
     env = support.environment(rundir, DONE=str(done))
-    with support.process([*support.TORCHRUN, SCRIPT], env, output=out) as training:
+    with support.Ranks(zygote, [SCRIPT], env, out) as training:
 
         def finished() -> bool:
             assert training.poll() is None, support.text_of(out)
@@ -141,8 +143,10 @@ def comm_ms(record: StepRecord) -> float:
 
 
 @pytest.mark.distributed
-def test_whoever_waits_for_a_late_rank_says_so(rundir: Path, tmp_path: Path) -> None:
-    frames, rows = past(rundir, tmp_path)
+def test_whoever_waits_for_a_late_rank_says_so(
+    zygote: support.Zygote, rundir: Path, tmp_path: Path
+) -> None:
+    frames, rows = past(zygote, rundir, tmp_path)
     records = [
         {
             name: [r for r in frame.records if row[rank]["first"] <= r.index < row[rank]["last"]]

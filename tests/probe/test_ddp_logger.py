@@ -12,10 +12,12 @@ FIRST = 3  # DDP rebuilds its buckets in the first iterations
 
 
 @pytest.mark.distributed
-def test_exposed_communication_agrees_with_ddp(rundir: Path, tmp_path: Path) -> None:
+def test_exposed_communication_agrees_with_ddp(
+    zygote: support.Zygote, rundir: Path, tmp_path: Path
+) -> None:
     done, out = tmp_path / "done", tmp_path / "out"
     env = support.environment(rundir, DONE=str(done))
-    with support.process([*support.TORCHRUN, SCRIPT], env, output=out) as training:
+    with support.Ranks(zygote, [SCRIPT], env, out) as training:
 
         def finished() -> bool:
             assert training.poll() is None, support.text_of(out)
@@ -24,7 +26,7 @@ def test_exposed_communication_agrees_with_ddp(rundir: Path, tmp_path: Path) -> 
         support.wait_until(finished, 100, "both ranks")
         presences = support.rank_presences(rundir)
         support.wait_until(
-            lambda: all(len(support.ask(p, "snapshot").records) >= 60 for p in presences), 5
+            lambda: all(len(support.ask(p, "snapshot").records) >= 60 for p in presences), 20
         )
         frames = [support.ask(p, "snapshot") for p in presences]
         done.touch()

@@ -4,10 +4,11 @@ Each manner runs twice, bare and watched; exit code and output must be the same,
 ours inside a traceback that passes through a mark.
 """
 
-import json
+import contextlib
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +19,10 @@ import support
 from gpuwatch.commands.session import LiveSession
 from gpuwatch.store import View
 
-# All manners are run before the first test: forty processes.
-pytestmark = pytest.mark.timeout(300)
+# All manners are run before the first test: two times eighteen processes.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SCRIPT = str(Path(__file__).parent / "exits.py")
-ZYGOTE = str(Path(__file__).parent / "zygote.py")
 
 
 ENDS = [
@@ -53,32 +53,19 @@ STEPS |= {"step hook raises": 5}
 Outcome = tuple[int, str, str]
 
 
-class Zygote:
-    """Runs the script by manner in forks of a process that has imported torch."""
-
-    def __init__(self, rundir: Path, scratch: Path) -> None:
-        self._scratch = scratch
-        self._process = subprocess.Popen(
-            [support.PYTHON, ZYGOTE],
-            env=support.environment(rundir),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, manner: str, *, script: str = SCRIPT, **env: str) -> Outcome:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        out, err = self._scratch / "out", self._scratch / "err"
-        task = {"argv": [script, manner], "env": env, "out": str(out), "err": str(err)}
-        self._process.stdin.write(json.dumps(task) + "\n")
-        self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        return code, support.text_of(out), support.text_of(err)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+def run(
+    zygote: support.Zygote,
+    rundir: Path,
+    folder: Path,
+    manner: str,
+    script: str = SCRIPT,
+    **env: str,
+) -> Outcome:
+    """Run the script to its end; what it prints goes to files in a folder of its own."""
+    scratch = Path(tempfile.mkdtemp(dir=folder))
+    out, err = scratch / "out", scratch / "err"
+    code = zygote.start([script, manner], support.environment(rundir, **env), out, err).wait()
+    return code, support.text_of(out), support.text_of(err)
 
 
 def words(stderr: str) -> list[str]:
@@ -89,33 +76,30 @@ def words(stderr: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    tmp_path_factory: pytest.TempPathFactory,
+    zygote: support.Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[dict[str, Outcome], dict[str, Outcome], View]]:
     """Every manner, bare and watched, and the picture that one monitor has at the end."""
-    with support.run_directory() as rundir:
-        zygotes = [Zygote(rundir, tmp_path_factory.mktemp("exits")) for _ in range(2)]
-        session = LiveSession(rundir)
-        try:
-            manners = [manner for manner, _, _ in ENDS]
+    folder = tmp_path_factory.mktemp("exits")
+    with (
+        support.run_directory() as rundir,
+        contextlib.closing(LiveSession(rundir)) as session,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        manners = [manner for manner, _, _ in ENDS]
 
-            def all_of(zygote: Zygote, **env: str) -> dict[str, Outcome]:
-                return {manner: zygote.run(manner, **env) for manner in manners}
+        def all_of(**env: str) -> dict[str, Outcome]:
+            ended = pool.map(lambda manner: run(zygote, rundir, folder, manner, **env), manners)
+            return dict(zip(manners, ended, strict=True))
 
-            with ThreadPoolExecutor(2) as pool:
-                one = pool.submit(all_of, zygotes[0])
-                other = pool.submit(all_of, zygotes[1], WATCH="1")
-            bare, watched = one.result(), other.result()
+        # Four at once: those that are watched sleep for most of their time.
+        watched, bare = all_of(WATCH="1"), all_of()
 
-            def unfinished() -> list[str]:
-                seen = {r.name: r.state for r in session.view().runs}
-                return [m for m in manners if seen.get(m) != "ended"]
+        def unfinished() -> list[str]:
+            seen = {r.name: r.state for r in session.view().runs}
+            return [m for m in manners if seen.get(m) != "ended"]
 
-            support.wait_until(lambda: not unfinished(), 8, f"an end of {unfinished()}")
-            yield bare, watched, session.view()
-        finally:
-            for zygote in zygotes:
-                zygote.close()
-            session.close()
+        support.wait_until(lambda: not unfinished(), 30, f"an end of {unfinished()}")
+        yield bare, watched, session.view()
 
 
 @pytest.mark.parametrize(("manner", "state", "reason"), ENDS)
@@ -139,36 +123,39 @@ def test_an_end(
     assert rank.lost == 0
 
 
-UNUSABLE = ["/proc/nowhere", "open", "long", "full"]
+UNUSABLE = ["/proc/nowhere", "open", "long"]
 UNUSABLE += ["read-only"] if os.geteuid() != 0 else []  # nothing is read-only for root
 
 
-def train_in(directory: str) -> subprocess.CompletedProcess[str]:
-    """Train a few steps where the run directory is one that cannot be used."""
-    with support.run_directory() as rundir:
-        if directory in {"open", "read-only"}:
-            rundir.chmod(0o777 if directory == "open" else 0o500)
-        named = directory if directory[0] == "/" else str(rundir)
-        if directory == "long":
-            named = str(rundir / ("x" * 90))
-        return subprocess.run(
-            [support.PYTHON, SCRIPT, "full" if directory == "full" else "workers"],
-            env=support.environment(rundir, WATCH="1", GPUWATCH_DIR=named),
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+@pytest.mark.parametrize("directory", UNUSABLE)
+def test_a_run_directory_that_cannot_be_used_costs_one_line(
+    zygote: support.Zygote, rundir: Path, tmp_path: Path, directory: str
+) -> None:
+    if directory in {"open", "read-only"}:
+        rundir.chmod(0o777 if directory == "open" else 0o500)
+    named = Path(directory) if directory[0] == "/" else rundir
+    if directory == "long":
+        named = rundir / ("x" * 90)
+    code, out, err = run(zygote, named, tmp_path, "workers", WATCH="1")
+    assert (code, out) == (0, "steps 8\n")
+    (line,) = err.splitlines()
+    assert line.startswith("gpuwatch: no telemetry: ")
 
 
-def test_a_run_directory_that_cannot_be_used_costs_one_line() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        ended = dict(zip(UNUSABLE, pool.map(train_in, UNUSABLE), strict=True))
-    for directory, done in ended.items():
-        assert (done.returncode, done.stdout) == (0, "steps 8\n"), directory
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("gpuwatch: no telemetry: "), directory
-        assert directory != "full" or "File too large" in line
+def test_a_full_disk_costs_one_line(rundir: Path) -> None:
+    # A zygote's children write to files, and that is what cannot be done here.
+    done = subprocess.run(
+        [support.PYTHON, "-B", SCRIPT, "full"],
+        env=support.environment(rundir, WATCH="1"),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "steps 8\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpuwatch: no telemetry: ")
+    assert "File too large" in line
 
 
 LACKING = {
@@ -180,20 +167,18 @@ LACKING = {
 }
 
 
-def test_a_torch_that_is_not_as_expected_costs_one_line(rundir: Path, tmp_path: Path) -> None:
-    zygote = Zygote(rundir, tmp_path)
+@pytest.mark.parametrize(("lacking", "words"), LACKING.items())
+def test_a_torch_that_is_not_as_expected_costs_one_line(
+    zygote: support.Zygote, rundir: Path, tmp_path: Path, lacking: str, words: str
+) -> None:
     script = tmp_path / "script.py"
     watch = "import gpuwatch; gpuwatch.watch(); gpuwatch.watch(); print('trained')"
-    try:
-        for lacking, words in LACKING.items():
-            script.write_text(f"{lacking}\n{watch}\n")
-            code, out, err = zygote.run("", script=str(script))
-            assert (code, out) == (0, "trained\n"), err
-            (line,) = err.splitlines()
-            assert line.startswith("gpuwatch: ")
-            assert words in line
-    finally:
-        zygote.close()
+    script.write_text(f"{lacking}\n{watch}\n")
+    code, out, err = run(zygote, rundir, tmp_path, "", str(script))
+    assert (code, out) == (0, "trained\n"), err
+    (line,) = err.splitlines()
+    assert line.startswith("gpuwatch: ")
+    assert words in line
 
 
 def test_without_torch_there_is_one_line(rundir: Path) -> None:

@@ -19,7 +19,7 @@ from gpuwatch.schema import RankFrame, StepRecord
 SCRIPT = str(Path(__file__).parent / "ground_truth.py")
 RUN = [*support.GPUWATCH, "run", "--no-card", "--name", "ground-truth", "--"]
 PHASES = ("data_wait", "forward", "backward", "comm", "optimizer", "other")
-STEPS = 12
+STEPS = 10
 LATE_MS, SLOW_MS = 30.0, 25.0
 
 EVEN = ["even", "even norm", "accumulate", "accumulate norm"]
@@ -146,12 +146,14 @@ def one_process(rundir: Path, tmp_path: Path, argv: list[str], scenarios: list[s
     assert frame.state.notices == ()
 
 
+@pytest.mark.process
 def test_one_process_without_a_line_of_ours(rundir: Path, tmp_path: Path) -> None:
     argv = [*RUN, support.PYTHON, SCRIPT, "run"]
     # The frameworks take seconds to import: two ranks have them all.
     one_process(rundir, tmp_path, argv, [*EVEN, *FRAMEWORKS[:1]])
 
 
+@pytest.mark.process
 def test_one_process_that_says_where_its_steps_end(rundir: Path, tmp_path: Path) -> None:
     one_process(rundir, tmp_path, [support.PYTHON, SCRIPT, "step"], EVEN[1:3])
 

@@ -72,6 +72,7 @@ def newest(frame: RankFrame) -> dict[str, list[WorkerCost]]:
     return found
 
 
+@pytest.mark.process
 def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with loading(rundir, out, TIMED) as running:
@@ -84,7 +85,7 @@ def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Pat
             costs = newest(support.ask(presence, "snapshot")).values()
             return sum(cost.batches for found in costs for cost in found)
 
-        support.wait_until(lambda: counted() == wanted, 5, "the last batches", every_s=0.3)
+        support.wait_until(lambda: counted() == wanted, 20, "the last batches", every_s=0.3)
         frame = support.ask(presence, "snapshot")
         assert list(rundir.glob("rank-*")) != []
         assert {path.suffix for path in rundir.glob("rank-*")} == {".json", ".t", ".c"}
@@ -115,6 +116,7 @@ def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Pat
     assert ages == sorted(ages, reverse=True)
 
 
+@pytest.mark.process
 def test_the_user_sees_nothing_of_it(rundir: Path, tmp_path: Path) -> None:
     watched, bare = tmp_path / "watched", tmp_path / "bare"
     with (
@@ -131,6 +133,7 @@ def test_the_user_sees_nothing_of_it(rundir: Path, tmp_path: Path) -> None:
         assert seen[name] == row, name
 
 
+@pytest.mark.process
 def test_a_worker_that_cannot_import_us_and_a_process_that_is_killed(
     rundir: Path, tmp_path: Path
 ) -> None:

@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from builders import hello, node_frame, rank_frame, record
+from builders import T0_S, hello, node_frame, rank_frame, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.schema import PHASES, RankState, StepRecord
 from gpuwatch.store import RankView, Store
-from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
+from gpuwatch.store.clocks import NodeClock, deciding, deciding_step_ns, is_on_device
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window
 
 HOST = {"data_wait": 30.0, "forward": 2.0, "backward": 3.0, "optimizer": 1.0, "other": 4.0}
@@ -113,3 +113,49 @@ def test_a_window_is_of_one_clock_and_its_sums_are_those_of_its_steps(timed: lis
         known = [getattr(deciding(r), name) for r in records]
         if known[0] is not None:
             assert window.phases_ms[name] == pytest.approx(sum(known) / len(known) / 1e6)
+
+
+# --- the nodes' own clocks -----------------------------------------------------------------------
+
+
+def test_a_node_whose_clock_is_hours_off_is_drawn_with_the_others() -> None:
+    """Steps are aligned by their index, and ages come from the receiver's clock."""
+    now = [100.0]
+    store = Store(lambda: now[0], lambda: T0_S + 4.1)
+    store.set_link("live")
+    for rank, off_s in enumerate((0.0, 7200.0, -3600.0)):
+        steps = [record(i, HOST, started_s=T0_S + off_s + i) for i in range(4)]
+        frame = rank_frame(1, steps, rank=rank, sent_s=T0_S + off_s + 4)
+        store.apply(node_frame(1, [frame], node=f"node{rank}", sent_s=T0_S + off_s + 4), 100.0)
+    now[0] = 100.5
+    (run,) = store.view().runs
+    assert [r.age_s for r in run.ranks] == pytest.approx([0.5] * 3)
+    assert [r.state for r in run.ranks] == ["training"] * 3
+    assert run.window == 4
+    seconds = [[s.second_s - int(T0_S) for s in r.timeline] for r in run.ranks]
+    assert seconds == [[0, 1, 2, 3]] * 3
+    store.set_link("replay")  # a recording is by its own clocks
+    assert store.view().runs[0].ranks[1].timeline[0].second_s == int(T0_S) + 7200
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_in_mid_run_leaves_no_gap_and_no_fold(step_s: float) -> None:
+    now = [0.0]
+    store = Store(lambda: now[0], lambda: T0_S + now[0])
+    store.set_link("live")
+    for index in range(12):
+        now[0] = index + 1.0
+        at_s = T0_S + index + (step_s if index >= 6 else 0.0)
+        frame = rank_frame(index + 1, [record(index, HOST, started_s=at_s)], sent_s=at_s + 1)
+        store.apply(node_frame(index + 1, [frame], sent_s=at_s + 1), now[0])
+    (rank,) = store.view().runs[0].ranks
+    assert [(s.second_s - int(T0_S), s.count) for s in rank.timeline] == [(i, 1) for i in range(12)]
+
+
+def test_a_link_that_was_held_up_is_no_step_of_the_clock() -> None:
+    clock = NodeClock()
+    assert clock.take(1, T0_S, 0.0, T0_S) == 0.0
+    for i in range(19):
+        received_s = 20.0 + i / 10
+        assert clock.take(2 + i, T0_S + 1 + i, received_s, T0_S + received_s) == 0.0
+    assert clock.ahead_s == 0

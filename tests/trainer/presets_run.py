@@ -1,6 +1,6 @@
 """One rank of the preset test: trains each for a few steps, watched, and asks for the records.
 
-Started by torchrun from test_presets.py; rank 0 prints one JSON object a preset.
+Started from test_presets.py; rank 0 prints one JSON object a preset.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from trainer.distributed import Placement, checksum, process_group
 from trainer.report import Reporter
 from trainer.sources import load
 
-STEPS = 6
-"""The last is closed by the next fetch only, which does not come: five records are complete."""
+STEPS = 4
+"""The last is closed by the next fetch only, which does not come: three records are complete."""
 
 SMALL = {
     # The real model each time; only what it is fed with is little.

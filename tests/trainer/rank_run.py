@@ -1,6 +1,6 @@
 """One rank of the two-rank test: trains through the public seams and checks what only a rank can.
 
-Started by torchrun from test_distributed.py; prints one JSON object from rank 0.
+Started from test_distributed.py; prints one JSON object from rank 0.
 """
 
 import faulthandler

@@ -52,6 +52,11 @@ def seconds(work: Any, *, cpu: bool = False) -> float:
     return float(clock() - began)
 
 
+def least_seconds(work: Any) -> float:
+    """The quickest of several tries: what else the machine does only adds."""
+    return min(seconds(work) for _ in range(5))
+
+
 # --- names --------------------------------------------------------------------------------------
 
 
@@ -129,21 +134,20 @@ def test_items_wait_compute_or_stay_as_they_are(tmp_path: Path) -> None:
 def test_the_first_time_only(tmp_path: Path) -> None:
     cold = with_fault("cold_epoch:20", tmp_path)
     assert seconds(lambda: cold[3]) >= 0.020
-    assert seconds(lambda: cold[3]) < 0.015
+    assert least_seconds(lambda: cold[3]) < 0.015
     assert seconds(lambda: cold[4]) >= 0.020
 
 
 def test_items_of_the_first_worker_only(tmp_path: Path) -> None:
     slow = with_fault("slow_worker:40", tmp_path)
-    assert seconds(lambda: slow[0]) < 0.030  # in no worker
+    assert least_seconds(lambda: slow[0]) < 0.030  # in no worker
     batches = DataLoader(slow, batch_size=4, num_workers=2, prefetch_factor=1)
     assert seconds(lambda: list(batches)) >= 0.160
 
 
 def test_a_batch_waits_once(tmp_path: Path) -> None:
     bursts = DataLoader(with_fault("burst:30", tmp_path), batch_size=4)
-    took = seconds(lambda: list(bursts))
-    assert 0.060 <= took < 0.200
+    assert 0.060 <= least_seconds(lambda: list(bursts)) < 0.200
     assert [b.tolist() for b in bursts] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -184,9 +188,9 @@ def test_collating_and_fetching() -> None:
 
 def test_many_threads_in_a_worker(tmp_path: Path) -> None:
     slow = with_fault("oversub:2", tmp_path)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert slow[1] == 1.0  # not in a worker: nothing
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     batches = iter(DataLoader(slow, batch_size=1, num_workers=1))
     assert next(batches).tolist() == [0.0]
     (worker,) = batches._workers  # type: ignore[attr-defined]

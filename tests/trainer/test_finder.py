@@ -50,7 +50,7 @@ def bound(threshold: int, start: int, tolerance: float) -> float:
     return abs(math.log2(max(threshold, 1) / start)) + math.log2(8 / tolerance) + 6
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     threshold=st.integers(0, 50_000),
     start=st.integers(1, 512),
@@ -68,6 +68,7 @@ def test_without_peaks_the_bracket_closes_on_the_threshold(
     assert found.edge is None
 
 
+@settings(max_examples=40)
 @given(
     threshold=st.integers(0, 50_000),
     start=st.integers(1, 512),
@@ -178,12 +179,14 @@ class Scripted(Trials):
         return [sys.executable, "-S", "-c", head + self.code]
 
 
+@pytest.mark.process
 def test_the_ranks_reports_become_one_trial() -> None:
     more = {**REPORT, "peak_bytes": 7 * MIB, "limit_bytes": 8 * MIB}
     trial = Scripted(f"put(0, **{REPORT}); put(1, **{more})", nproc=2)(16)
     assert trial == Trial(16, True, 7 * MIB, trial.seconds, 8 * MIB)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "code",
     [
@@ -203,12 +206,14 @@ def test_what_counts_as_out_of_memory(code: str) -> None:
     assert trial.peak_bytes is None
 
 
+@pytest.mark.process
 def test_out_of_memory_on_one_rank_counts_though_the_other_failed_for_it() -> None:
     gone = {**REPORT, "outcome": "failed", "reason": "Connection closed by peer"}
     full = {**REPORT, "outcome": "out of memory"}
     assert not Scripted(f"put(0, **{gone}); put(1, **{full}); sys.exit(1)", nproc=2)(16).ok
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
@@ -226,6 +231,7 @@ def test_another_failure_is_one_sentence(code: str, sentence: str) -> None:
         Scripted(code.replace("REPORT", repr(REPORT)))(16)
 
 
+@pytest.mark.process
 def test_a_trial_that_takes_too_long_is_ended() -> None:
     trial = Scripted("os.system('sleep 60')", timeout_s=0.3)
     with pytest.raises(TrainingError, match=r"more than 0\.3 s: raise --timeout-s"):
@@ -233,6 +239,7 @@ def test_a_trial_that_takes_too_long_is_ended() -> None:
     assert not any(p.is_running() for p in psutil.Process().children(recursive=True))
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_the_trial() -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -388,13 +395,14 @@ def test_the_monitor_is_told_of_each_trial(
 # --- a real one ---
 
 
+@pytest.mark.process
 @pytest.mark.timeout(115)
 def test_a_real_search_under_a_known_limit(jpegs: Path) -> None:
     config = load([f"--data.path={jpegs}", "--model.width=16", "--data.image_px=64"], environ={})
     trials = Trials(config, limit_mb=64, timeout_s=60)
-    found = search(trials, start=64, limit=1024, tolerance=0.25)
+    found = search(trials, start=64, limit=1024, tolerance=0.5)
     assert found.largest > 0
-    assert close(found, 0.25)
+    assert close(found, 0.5)
     peaks = [trial.peak_bytes for trial in found.trials if trial.ok]
     assert all(peak is not None and MIB < peak <= 64 * MIB for peak in peaks)
     assert any(not trial.ok for trial in found.trials)

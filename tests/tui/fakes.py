@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, RunDiagnosis
 from gpuwatch.errors import TargetError
 from gpuwatch.schema import (
     GpuSample,
     Hello,
     HostSample,
+    Knob,
     Ledger,
     Loader,
     PhasesNs,
     ProcessSample,
     Reading,
+    Reply,
     StepRecord,
 )
 from gpuwatch.store.views import Event, NodeView, RankView, Rollup, RunView, View
@@ -431,6 +435,71 @@ class FakeSession:
 
     def close(self) -> None:
         return
+
+
+KNOBS = (
+    Knob("num_workers", 1, 0.0, 16.0, (), "from the next batch on"),
+    Knob("lr", 0.1, 0.0, None, (), "at the next step"),
+    Knob("schedule", "cosine", choices=("cosine", "linear"), effective="at the next epoch"),
+)
+
+
+def with_hello(picture: View, ranks: Sequence[int] | None = None, **more: Any) -> View:
+    """The picture with fields of the hello of these ranks (all) replaced."""
+    run = picture.runs[0]
+    changed = []
+    for rank in run.ranks:
+        assert rank.hello is not None
+        wanted = more if ranks is None or rank.rank in ranks else {}
+        changed.append(replace(rank, hello=msgspec.structs.replace(rank.hello, **wanted)))
+    return replace(picture, runs=(replace(run, ranks=tuple(changed)), *picture.runs[1:]))
+
+
+class FakeTraining(FakeSession):
+    """A session with ranks that answer what a test says; `sent` are the commands in order."""
+
+    def __init__(self, picture: View) -> None:
+        super().__init__(picture)
+        self.sent: list[tuple[str, int | None, dict[str, Any]]] = []
+
+    def send(
+        self,
+        verb: str,
+        run: str,
+        rank: int | None = None,
+        args: dict[str, str | int | float | bool] | None = None,
+    ) -> str:
+        assert run == self._view.runs[0].run
+        self.sent.append((verb, rank, dict(args or {})))
+        return f"id{len(self.sent)}"
+
+    def answer(
+        self,
+        status: str,
+        message: str = "",
+        data: object = "",
+        *,
+        command: int | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Let ranks (those that it went to) answer a command, the last or by its number from 1."""
+        number = len(self.sent) if command is None else command
+        asked = self.sent[number - 1][1]
+        text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
+        reply = Reply(f"id{number}", status, message, text)  # type: ignore[arg-type]
+        told = ranks if ranks is not None else None if asked is None else (asked,)
+        self.change(told, lambda rank: {"replies": (*rank.replies, reply)})
+
+    def change(
+        self, ranks: Sequence[int] | None, fields: Callable[[RankView], Mapping[str, Any]]
+    ) -> None:
+        """Show the picture with fields of these ranks (all) replaced."""
+        run = self._view.runs[0]
+        changed = tuple(
+            replace(rank, **fields(rank)) if ranks is None or rank.rank in ranks else rank
+            for rank in run.ranks
+        )
+        self.show(replace(self._view, runs=(replace(run, ranks=changed), *self._view.runs[1:])))
 
 
 class MovingSession(FakeSession):

@@ -27,6 +27,7 @@ from gpuwatch.tui.screens.rank import RankScreen
 from gpuwatch.tui.screens.runs import RunsScreen
 from gpuwatch.tui.widgets.heat import HeatPane
 from tests.tui.fakes import (
+    KNOBS,
     NOW_S,
     FakeSession,
     cluster,
@@ -38,6 +39,7 @@ from tests.tui.fakes import (
     run_view,
     two_ranks,
     view,
+    with_hello,
 )
 from tests.tui.snapshots import check_text
 from tests.tui.test_app import drive, press, screen_text
@@ -578,6 +580,10 @@ def test_every_screen_names_only_actions_that_exist() -> None:
             ["o"],
             ["question_mark"],
             ["t"],
+            ["M"],
+            ["p"],
+            ["K"],
+            ["4", "enter", "a"],
         ):
             await press(pilot, "1", *keys)
             screen = app.screen
@@ -590,7 +596,8 @@ def test_every_screen_names_only_actions_that_exist() -> None:
                 bound = {b.binding.id for b in screen.active_bindings.values()}
                 assert name in bound, (screen, name)
 
-    drive(cluster(), script, size=(120, 32), diagnose=FOUND)
+    picture = with_hello(cluster(), knobs=KNOBS, allow_control=True)
+    drive(picture, script, size=(120, 32), diagnose=FOUND)
 
 
 def test_keys_can_be_rebound() -> None:

@@ -50,6 +50,7 @@ ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True)
 LATER = (
     *("compare", "events", "finding", "findings", "gpu", "gpus", "heat", "help"),
     *("palette", "rank", "ranks", "reading", "runs", "sides", "stacks"),
+    *("asking", "knobs", "memory", "profile"),
 )
 
 
@@ -66,7 +67,8 @@ def test_views_are_loaded_when_they_are_opened() -> None:
     assert not {f"gpuwatch.tui.screens.{name}" for name in LATER} & loaded
     parts = ("charts", "braille", "checks", "compare", "rank", "gpus", "markdown", "stacks")
     assert not {f"gpuwatch.tui.render.{name}" for name in parts} & loaded
-    assert not {f"gpuwatch.tui.{name}" for name in ("checks", "sides", "tracks")} & loaded
+    later = ("answers", "changes", "checks", "fetch", "profiling", "requests", "sides", "tracks")
+    assert not {f"gpuwatch.tui.{name}" for name in later} & loaded
     assert not {f"gpuwatch.store.{name}" for name in ("blocks", "compare", "track")} & loaded
     assert not {"tomllib", "gpuwatch.tui.export", "gpuwatch.tui.widgets.prompt"} & loaded
     assert not {name for name in loaded if name.startswith("gpuwatch.diagnosis")}

@@ -82,6 +82,9 @@ SCREENS = {
     "choose": ("5", "o"),
     "heat": ("1", "h"),
     "events": ("1", "e"),
+    "memory": ("1", "M"),
+    "profile": ("1", "p"),
+    "knobs": ("1", "K"),
 }
 """How each view and each page behind it is opened."""
 
@@ -128,6 +131,7 @@ PANES = {
     "PromptPane": ("2", "slash"),
     "OutputPane": ("l", "slash", "f", "i", "n", "d", "enter"),
     "_RunsPane": ("o",),
+    "_KnobsPane": ("K",),
     "_SidesPane": ("5", "o"),
     "_CommandsPane": ("colon",),
     "LinePane": ("4",),
@@ -143,6 +147,7 @@ SIGNS = {
     "PromptPane": "/",
     "OutputPane": "▌find me",
     "_RunsPane": "▌",
+    "_KnobsPane": "▌",
     "_SidesPane": "▌",
     "_CommandsPane": "▌",
     "LinePane": "◉",

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.terminal
 
 APP = str(Path(__file__).with_name("terminal_app.py"))
 PAINT_LIMIT_S = 30.0
-QUIT_LIMIT_S = 2.0
-"""The promise is 0.5 s; a busy machine gets more."""
+QUIT_LIMIT_S = 4.5
+"""The promise is 0.5 s; a busy machine gets more, but less than what ends an app that stays."""
 
 
 class Terminal:
@@ -80,7 +80,7 @@ class Terminal:
         """Return the exit code and how long it took."""
         start = time.monotonic()
         while self.process.poll() is None:
-            assert time.monotonic() - start < 20.0
+            assert time.monotonic() - start < PAINT_LIMIT_S
             self.read(0.01)
         took = time.monotonic() - start
         self.read(0.1)
@@ -111,11 +111,13 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(160, 45), (80, 24)])
+@pytest.mark.parametrize(
+    ("columns", "rows", "environment"), [(160, 45, {}), (80, 24, {"NO_COLOR": "1"})]
+)
 def test_paints_and_q_restores_the_terminal(
-    terminals: list[Terminal], columns: int, rows: int
+    terminals: list[Terminal], columns: int, rows: int, environment: dict[str, str]
 ) -> None:
-    terminal = Terminal(columns, rows)
+    terminal = Terminal(columns, rows, **environment)
     terminals.append(terminal)
     terminal.wait_for("too few loader workers")
     assert "num_workers 1 -> 7" in terminal.text()
@@ -150,14 +152,6 @@ def test_signals_restore_the_terminal(terminals: list[Terminal], number: signal.
     terminal.assert_restored()
 
 
-def test_no_color_paints(terminals: list[Terminal]) -> None:
-    terminal = Terminal(80, 24, NO_COLOR="1")
-    terminals.append(terminal)
-    terminal.wait_for("too few loader workers")
-    terminal.press(b"q")
-    assert terminal.wait_exit()[0] == 0
-
-
 @pytest.mark.parametrize("name", ["dumb", ""])
 def test_a_dumb_terminal_gets_text(tmp_path: Path, name: str) -> None:
     job = traces.Job(ranks=1, steps=40, phases_ms={"forward": 9.0})
@@ -190,7 +184,7 @@ def test_a_resize_is_followed(terminals: list[Terminal]) -> None:
     terminal.wait_for("too few loader workers")
     fcntl.ioctl(terminal._child, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 20, 0, 0))
     terminal.process.send_signal(signal.SIGWINCH)
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + PAINT_LIMIT_S
     while b"gpuwatch: 20x5" not in terminal.raw:
         assert time.monotonic() < end
         terminal.read(0.05)
@@ -228,7 +222,7 @@ def test_keys_in_tmux(tmp_path: Path) -> None:
         subprocess.run([*server, "send-keys", "-t", "a", "?"], check=True)
         wait_for("Keys everywhere")
         subprocess.run([*server, "send-keys", "-t", "a", "q"], check=True)
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + PAINT_LIMIT_S
         while not (done.exists() and done.read_text().strip()):
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -248,7 +242,7 @@ def test_suspended_and_resumed(terminals: list[Terminal]) -> None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     terminal.process.send_signal(signal.SIGTSTP)
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + PAINT_LIMIT_S
     while state() != "T":
         assert time.monotonic() < end
         terminal.read(0.02)
@@ -262,20 +256,43 @@ def test_suspended_and_resumed(terminals: list[Terminal]) -> None:
     for words in ("Where a step goes", "too few loader workers", "cpu 96% of 2 cores", "q quit"):
         terminal.wait_for(words)
     assert b"\x1b[?1049h" in terminal.raw
+    # Stopped without being asked: the terminal is still read by one thread.
+    threads = len(os.listdir(f"/proc/{pid}/task"))
+    for number, letters in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "SR")):
+        terminal.process.send_signal(number)
+        end = time.monotonic() + PAINT_LIMIT_S
+        while state() not in letters:
+            assert time.monotonic() < end
+            terminal.read(0.02)
+    terminal.raw = b""
+    terminal.wait_for("too few loader workers")
+    while b"\x1b[?1049h" not in terminal.raw:
+        assert time.monotonic() < end
+        terminal.read(0.02)
+    terminal.read(0.3)
+    assert len(os.listdir(f"/proc/{pid}/task")) <= threads
     terminal.press(b"q")
     assert terminal.wait_exit()[0] == 0
     terminal.assert_restored()
 
 
-def test_a_terminal_that_is_gone_ends_the_app(terminals: list[Terminal]) -> None:
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGHUP,), (signal.SIGHUP, signal.SIGCONT), (signal.SIGCONT, signal.SIGHUP)],
+    ids=["hup", "hup-cont", "cont-hup"],
+)
+def test_a_terminal_that_is_gone_ends_the_app(
+    terminals: list[Terminal], signals: tuple[signal.Signals, ...]
+) -> None:
     terminal = Terminal(80, 24)
     terminal.wait_for("too few loader workers")
     # Both ends are closed: reads and writes of the app fail from here on.
     os.close(terminal._main)
     os.close(terminal._child)
-    terminal.process.send_signal(signal.SIGHUP)
+    for number in signals:  # the kernel sends both to whom it stood on
+        terminal.process.send_signal(number)
     try:
-        assert terminal.process.wait(10.0) != 0
+        assert terminal.process.wait(PAINT_LIMIT_S) != 0
     finally:
         if terminal.process.poll() is None:
             terminal.process.kill()
@@ -290,7 +307,7 @@ def test_a_terminal_that_goes_without_a_word_ends_the_app(arguments: tuple[str, 
     os.close(terminal._main)
     os.close(terminal._child)
     try:
-        assert terminal.process.wait(10.0) == 128 + signal.SIGHUP
+        assert terminal.process.wait(PAINT_LIMIT_S) == 128 + signal.SIGHUP
     finally:
         if terminal.process.poll() is None:
             terminal.process.kill()
@@ -362,11 +379,11 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
     def keys(*names: str) -> None:
         subprocess.run([*server, "send-keys", "-t", "a", *names], check=True)
 
-    def wait_for(words: str) -> None:
+    def wait_for(words: str, there: bool = True) -> None:
         end = time.monotonic() + PAINT_LIMIT_S
-        while words not in pane():
-            assert time.monotonic() < end, f"no {words!r} on\n{pane()}"
-            time.sleep(0.03)
+        while (words in pane()) is not there:
+            assert time.monotonic() < end, f"{words!r} is {'not' if there else ''} on\n{pane()}"
+            time.sleep(0.05)
 
     command = f"cd {tmp_path}; {sys.executable} {APP} cluster; echo $? > {done}; sleep 60"
     subprocess.run(
@@ -405,16 +422,18 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
         keys("x")
         wait_for("1 aside")
         keys("x")
+        wait_for("1 aside", there=False)
         keys("y")
         wait_for("as Markdown")
         keys("5")
         wait_for("Compare")
-        time.sleep(2.5)  # a past to go back to: moments are kept once a second
+        # By now there is a past to go back to: moments are kept once a second.
         keys("Space")
         wait_for("PAUSED")
         keys("Left")
         wait_for("PAUSED -")
         keys("Space")
+        wait_for("PAUSED", there=False)
         keys("e")
         wait_for("F1 opened")
         keys("o")
@@ -424,6 +443,7 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
         keys(":")
         wait_for("Commands")
         keys("rank 30")
+        wait_for("rank 30")
         keys("Enter")
         wait_for("Rank 30")
         keys("w")
@@ -431,7 +451,7 @@ def test_the_keys_of_every_view_in_tmux(tmp_path: Path) -> None:
         keys("1")
         wait_for("Where a step goes")
         keys("q")
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + PAINT_LIMIT_S
         while not (done.exists() and done.read_text().strip()):
             assert time.monotonic() < end, pane()
             time.sleep(0.05)

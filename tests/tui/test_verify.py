@@ -19,14 +19,16 @@ from gpuwatch.diagnosis.verify import (
     successor,
     verify,
 )
-from gpuwatch.schema import Hello
+from gpuwatch.schema import Hello, Loader
 from gpuwatch.store.compare import Setting
 from gpuwatch.store.track import Side, Track, side_of
 from gpuwatch.store.views import RunView, View
 from gpuwatch.tui import GpuwatchApp
+from gpuwatch.tui.checks import Checks
 from gpuwatch.tui.render.checks import check_lines
 from gpuwatch.tui.render.findings import finding_detail
 from gpuwatch.tui.render.text import Line
+from gpuwatch.tui.tracks import Tracks
 from gpuwatch.tui.watcher import Watcher
 from tests.tui.fakes import (
     NOW_S,
@@ -178,6 +180,81 @@ def test_a_restart_under_the_same_id_begins_anew() -> None:
     result = verify(check, side_of(again), 1)
     assert (result.steps, result.is_new_run) == (64, True)
     assert "since the restart" in texts(check_lines(result, 160))
+
+
+def test_a_change_in_the_running_training_counts_from_its_step() -> None:
+    run, track = stepping(91.2), Track()
+    track.take(run)
+    lr = Hint("raise lr", "lr", 0.1, 0.2, (126.0, 136.0))
+    check = frozen(run, finding(hints=(lr,)))
+    # Steps between the freeze and the change are as slow as before: they do not count.
+    going_on(run, track, 91.2, 1064, 30)
+    live = replace(check, changed=Setting("train.lr", 0.1, 0.2), changed_step=1093)
+    waiting = verify(live, side_of(stepping(first=1030, run=run.run), track=track), 0)
+    assert waiting.steps == 0
+    shown = texts(check_lines(waiting, 120))
+    assert "0 of 256 steps yet: train.lr was set at step 1,093" in shown
+    after = going_on(run, track, 34.0, 1094, 40)
+    assert verify(check, after, 0).steps == 70
+    result = verify(live, after, 0)
+    assert result.steps == 40
+    # No configuration tells it: that it was set is what the rank has answered.
+    assert result.promise is not None
+    assert result.promise.setting == Setting("train.lr", 0.1, 0.2)
+    assert "no change of that setting" not in texts(check_lines(result, 120))
+    # What was begun anew under the same id does not have it.
+    again = verify(live, side_of(stepping(34.0, first=5)), 1)
+    assert again.changed == ()
+    assert again.steps == 64
+
+
+def test_a_change_that_is_told_later_counts_from_then() -> None:
+    run, tracks, checks = stepping(91.2), Tracks(), Checks()
+    tracks.take([run], {run.run})
+    assert checks.toggle(finding(), run, [run], tracks, NOW_S)
+    # The rank has answered, its loader keeps four workers until the next epoch.
+    checks.changed(finding(), Setting("num_workers", 4, 12), 1064)
+    run = stepping(91.2, first=1064, run=run.run)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].steps == 63
+    run = stepping(34.0, first=1128, run=run.run, workers=12)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].steps == 0
+    assert checks.results[0].check.changed_step == run.steps
+    run = stepping(34.0, first=1192, run=run.run, workers=12)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].check.changed_step < run.steps
+    assert checks.results[0].steps > 0
+    assert checks.holds(finding())
+    checks.drop(finding())
+    assert (len(checks), checks.results) == (0, ())
+
+
+def test_a_change_that_is_felt_with_the_next_epoch_waits_for_it() -> None:
+    """The loader tells the new value at once, and goes on with the workers that it has."""
+    pids = {"loaders": (Loader("train", num_workers=12, worker_pids=(1, 2)),)}
+    run, tracks, checks = stepping(91.2), Tracks(), Checks()
+    tracks.take([run], {run.run})
+    checks.toggle(finding(), run, [run], tracks, NOW_S)
+    run = stepping(91.2, first=1064, run=run.run, hello=pids)
+    checks.changed(finding(), Setting("num_workers", 4, 12), 1064, run)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].steps == 0
+    shown = texts(check_lines(checks.results[0], 120))
+    assert "num_workers was set at step 1,064, and is felt with the next epoch" in shown
+    anew = {"loaders": (Loader("train", num_workers=12, worker_pids=(7, 8)),)}
+    run = stepping(34.0, first=1128, run=run.run, hello=anew)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].check.changed_step == run.steps
+    run = stepping(34.0, first=1192, run=run.run, hello=anew)
+    tracks.take([run], {run.run})
+    checks.refresh([run], tracks)
+    assert checks.results[0].steps == 63
 
 
 def test_a_window_of_few_steps_is_not_frozen() -> None:

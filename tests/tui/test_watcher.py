@@ -271,3 +271,39 @@ def test_a_snoozed_finding_comes_back_after_a_while_or_when_it_gets_worse() -> N
     assert not watcher.snooze(findings[0])
     assert open_now() == ["F1"]
     watcher.close()
+
+
+def test_a_large_run_is_drawn_as_often_as_its_share_allows() -> None:
+    clock, used = Clock(), Clock()
+    picture = view([run_view([rank_view(i, world=300, seconds=0) for i in range(300)])])
+    session = FakeSession(picture)
+    watcher = Watcher(session, no_diagnosis, clock=clock, cpu=used)
+    assert watcher.poll() is not None
+    used.now += 0.06  # making and painting it; of a tenth of a core that is 0.6 s
+    taken = []
+    for _ in range(8):
+        clock.now += 0.25
+        session.show(picture)
+        before = session.views
+        watcher.poll()
+        if session.views > before:
+            taken.append(clock.now)
+            used.now += 0.06
+    assert [at - 100.0 for at in taken] == pytest.approx([0.75, 1.5])
+    views = session.views
+    assert watcher.poll(force=True) is not None  # a key is answered from the view that is there
+    assert session.views == views
+    watcher.close()
+
+
+def test_a_small_run_is_drawn_at_every_tick_whatever_it_costs() -> None:
+    clock, used = Clock(), Clock()
+    session = FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock, cpu=used)
+    for _ in range(4):
+        session.show(two_ranks())
+        assert watcher.poll() is not None
+        clock.now += 0.25
+        used.now += 5.0
+    assert session.views >= 4
+    watcher.close()

@@ -2,7 +2,7 @@
 
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,15 @@ from trainer.data.synthetic import cache_folder, make_jpegs
 from trainer.distributed.group import Placement
 from trainer.errors import DataError
 
-__all__ = ["Feed", "ImageFeed", "LoaderPlan", "build_loaders", "plan_loader", "start_worker"]
+__all__ = [
+    "Feed",
+    "ImageFeed",
+    "LoaderPlan",
+    "build_loaders",
+    "plan_loader",
+    "replan",
+    "start_worker",
+]
 
 # More workers than that rarely help and cost memory; whoever has measured it can ask for more.
 _AUTO_WORKERS_MAX = 8
@@ -83,6 +91,26 @@ def plan_loader(config: LoaderConfig, *, cpus: int, ranks_here: int, cuda: bool)
     )
 
 
+def replan(
+    plan: LoaderPlan, config: LoaderConfig, *, num_workers: int, prefetch_factor: int
+) -> LoaderPlan:
+    """The plan with other workers. Raises `ValueError` for what no DataLoader can have."""
+    if num_workers == 0 and plan.timeout_s > 0:
+        raise ValueError(
+            "num_workers stays above 0: loader.timeout_s cannot interrupt the training process"
+        )
+    context = config.multiprocessing_context
+    # Workers that are let go between epochs for another reason than the configuration stay so.
+    kept = plan.persistent_workers or plan.num_workers == 0
+    return replace(
+        plan,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor if num_workers else None,
+        persistent_workers=num_workers > 0 and kept and config.persistent_workers in ("auto", True),
+        multiprocessing_context=context if num_workers and context != "auto" else None,
+    )
+
+
 class Feed(Protocol):
     """The batches of one rank, and what the loop has to know of them."""
 
@@ -116,6 +144,17 @@ class Feed(Protocol):
         """The windows of the epoch that was set last."""
         ...
 
+    def set_accumulation(self, every: int, first_batch: int) -> None:
+        """Make windows of `every` micro-batches, from `first_batch` of the present epoch on."""
+        ...
+
+    def set_workers(self, num_workers: int, prefetch_factor: int) -> None:
+        """Put another loader in the place of `train`; what it gives is decided by `set_epoch`.
+
+        Raises `ValueError` for what no loader can have.
+        """
+        ...
+
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Shuffle and augment anew; before each epoch's iterator.
 
@@ -136,7 +175,7 @@ class Feed(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ImageFeed:
     """Batches are (uint8 images (N, 3, px, px), int64 labels (N,))."""
 
@@ -148,9 +187,26 @@ class ImageFeed:
     plan: LoaderPlan
     images: ImageSet
     sampler: ShardedSampler
+    _config: LoaderConfig
+    _make: Callable[[LoaderPlan], DataLoader[Any]]
+    _epoch: int = 0
+
+    def set_accumulation(self, every: int, first_batch: int) -> None:
+        """In later epochs from their beginning on."""
+        self.accumulation = replace(self.accumulation, every=every, start=first_batch)
+
+    def set_workers(self, num_workers: int, prefetch_factor: int) -> None:
+        """The images and their order stay."""
+        self.plan = replan(
+            self.plan, self._config, num_workers=num_workers, prefetch_factor=prefetch_factor
+        )
+        self.train = self._make(self.plan)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Shuffle anew and augment anew; before each epoch's iterator."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.accumulation = replace(self.accumulation, start=0)
         self.sampler.set_epoch(epoch, first_batch * self.accumulation.batch_size)
         self.images.set_epoch(epoch)
 
@@ -232,29 +288,38 @@ def _build_images(config: Config, placement: Placement) -> ImageFeed:
         sampler = _Short(sampler, batches * batch_size)
         samples = sampler.samples
         plan = replace(plan, persistent_workers=False)
-    common: dict[str, Any] = {
-        **plan.arguments(),
-        "batch_size": batch_size,
-        "in_order": config.loader.in_order,
-        "worker_init_fn": start_worker if plan.num_workers else None,
-    }
-    train: DataLoader[Any] = DataLoader(
-        faults.dataset_with(images, injected, placement.rank, cache_folder()),
-        sampler=sampler,
-        drop_last=config.loader.drop_last,
-        collate_fn=faults.collate_with(injected, placement.rank),
-        **common,
-    )
-    faults.loader_with(train, injected, placement.rank)
+    dataset = faults.dataset_with(images, injected, placement.rank, cache_folder())
+
+    def common(plan: LoaderPlan) -> dict[str, Any]:
+        return {
+            **plan.arguments(),
+            "batch_size": batch_size,
+            "in_order": config.loader.in_order,
+            "worker_init_fn": start_worker if plan.num_workers else None,
+        }
+
+    def make(plan: LoaderPlan) -> DataLoader[Any]:
+        train: DataLoader[Any] = DataLoader(
+            dataset,
+            sampler=sampler,
+            drop_last=config.loader.drop_last,
+            collate_fn=faults.collate_with(injected, placement.rank),
+            **common(plan),
+        )
+        faults.loader_with(train, injected, placement.rank)
+        return train
+
     return ImageFeed(
-        train=train,
-        held_out=_held_out(held_out_files, config, placement, common),
+        train=make(plan),
+        held_out=_held_out(held_out_files, config, placement, common(plan)),
         classes=train_files.classes,
         path=path,
         accumulation=Accumulation(samples, batch_size, config.train.accumulate),
         plan=plan,
         images=images,
         sampler=sampler,
+        _config=config.loader,
+        _make=make,
     )
 
 

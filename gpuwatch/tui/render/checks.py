@@ -60,7 +60,12 @@ def check_lines(result: CheckResult, width: int, indent: int = 4) -> list[Line]:
     elif not result.steps:
         where = "of the new run " if result.is_new_run else ""
         waiting = f"after   0 of {WANTED_STEPS} steps {where}yet: change the knob"
-        entries.append((f"{waiting}, in the run or by starting it anew", "dim"))
+        text = f"{waiting}, in the run or by starting it anew"
+        if check.changed is not None and not result.is_new_run:
+            text = waiting.removesuffix(": change the knob")
+            text += f": {check.changed.name} was set at step {check.changed_step:,}"
+            text += "" if check.felt else ", and is felt with the next epoch"
+        entries.append((text, "dim"))
     else:
         done = "" if result.is_done else " so far"
         new = f" of the new run {result.run}" if result.run != check.run else ""

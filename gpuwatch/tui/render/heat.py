@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, isfinite
 
-from gpuwatch.schema import GpuSample
+from gpuwatch.schema import PHASES, GpuSample
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.tui.metrics import OWN, Metric, metric_text
 from gpuwatch.tui.render.spark import BLOCKS, UNKNOWN, bucket_max, heat_levels, limits
@@ -166,6 +166,14 @@ def heat_height(run: RunView, width: int) -> int:
 
 def heat_values(run: RunView, metric: Metric, gpus: Mapping[str, GpuSample]) -> list[float | None]:
     """Return the metric of every rank, by position."""
+    # The usual ones without a call a rank: this is made of a thousand ranks at every tick.
+    plain: list[float | None] | None = None
+    if metric is OWN:
+        plain = [rank.own_ms for rank in run.ranks]
+    elif metric.name in PHASES:
+        plain = [rank.phases_ms.get(metric.name) for rank in run.ranks]
+    if plain is not None and isfinite(sum([value for value in plain if value is not None])):
+        return plain
     values: list[float | None] = []
     for rank in run.ranks:
         gpu = gpus.get(rank.hello.device_uuid) if gpus and rank.hello is not None else None
@@ -202,18 +210,19 @@ def heat_lines(
     low, high = ends
     rows = height - 1 if height > 1 else 1
     grid = heat_grid(run, width, rows) if grid is None else grid
-    shown: list[float | None] = []
-    for _, cells in grid.rows:
-        for _, first, last in cells:
-            part = [
-                values[grid.positions[i]]
-                for i in range(first, last + 1)
-                if passing is None or grid.positions[i] in passing
-            ]
-            known = [value for value in part if value is not None]
-            shown.append(max(known) if known else None)
+    placed: list[float | None] = [
+        values[i] if passing is None or i in passing else None for i in grid.positions
+    ]
+    shown = placed
+    if grid.per_glyph > 1:
+        shown = []
+        for _, cells in grid.rows:
+            for _, first, last in cells:
+                known = [value for value in placed[first : last + 1] if value is not None]
+                shown.append(max(known) if known else None)
     levels = iter(heat_levels(shown, low, high))
     here = next((i for i, rank in enumerate(run.ranks) if rank.rank == selected), None)
+    here_at = -1 if here is None else grid.positions.index(here)
     lines: list[Line] = []
     pointed: int | None = None
     for name, cells in grid.rows:
@@ -223,7 +232,7 @@ def heat_lines(
             level = next(levels)
             key = -1 if level is None else level
             style = _STYLES[key]
-            if here is not None and any(grid.positions[i] == here for i in range(first, last + 1)):
+            if first <= here_at <= last:
                 style, pointed = "heat.cursor", at
                 line[0] = ("▌", "focus")
             gap = " " * (at - x)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, isfinite
 from statistics import median
 
-from gpuwatch.schema import PHASES, Reading
+from gpuwatch.schema import PHASES, Reading, StepRecord
 from gpuwatch.store.clocks import deciding, deciding_step_ns
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.tui.render import numbers
@@ -44,19 +44,32 @@ def _stats(values: Sequence[float]) -> tuple[float | None, float | None, float |
     return median(ordered), ordered[max(0, ceil(len(ordered) * 0.95) - 1)], ordered[-1]
 
 
-def _others(run: RunView, rank: RankView, name: str) -> float | None:
-    """Return the median over the other ranks of their mean of a phase (or step, or own)."""
+def _others(run: RunView, rank: RankView) -> Mapping[str, float | None]:
+    """Return the medians over the other ranks of their means: of each phase, of step and own.
+
+    By comprehensions alone: this is asked of a thousand ranks at every tick.
+    """
     number = rank.rank
     others = [other for other in run.ranks if other.rank != number]
-    # By comprehensions alone: this is asked for every phase, of a thousand ranks, at every tick.
-    if name == "step":
-        values = [other.step_ms for other in others]
-    elif name == "own":
-        values = [other.own_ms for other in others]
-    else:
-        values = [other.phases_ms.get(name) for other in others]
-    known = [value for value in values if value is not None and isfinite(value)]
-    return median(known) if known else None
+    splits = [other.phases_ms for other in others]
+    columns: dict[str, list[float | None]] = {
+        name: [split.get(name) for split in splits] for name in PHASES
+    }
+    columns["step"] = [other.step_ms for other in others]
+    columns["own"] = [other.own_ms for other in others]
+    return {name: _middle(values) for name, values in columns.items()}
+
+
+def _middle(values: list[float | None]) -> float | None:
+    """Return the median of what is known and finite."""
+    known = [value for value in values if value is not None]
+    if not isfinite(sum(known)):
+        known = [value for value in known if isfinite(value)]
+    if not known:
+        return None
+    known.sort()
+    half = len(known) // 2
+    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
 
 
 def _delta(value: float | None, others: float | None) -> str:
@@ -69,17 +82,17 @@ def _delta(value: float | None, others: float | None) -> str:
     return f"{difference:+,.{digits}f}"
 
 
-def _note(run: RunView, rank: RankView, name: str) -> str:
-    """Return what is to be said of a phase beside its numbers."""
+def _note(rank: RankView, name: str, records: Sequence[StepRecord], others: float | None) -> str:
+    """Return what is to be said of a phase beside its numbers; `others` is their own time."""
     if rank.phases_ms.get(name) is None and rank.step_ms is not None:
         return rank.phases_na.get(name, "not measured")
     if name == "data_wait":
-        depths = [r.queue_depth for r in rank.window if r.queue_depth is not None]
+        depths = [r.queue_depth for r in records if r.queue_depth is not None]
         if depths:
             empty = sum(depth < 0.5 for depth in depths)
             return f"nothing ready in {empty} of {len(depths)} steps"
     if name == "comm":
-        own, others = rank.own_ms, _others(run, rank, "own")
+        own = rank.own_ms
         if own is not None and others is not None and others > 0.0:
             if own > others * (1 + _AHEAD):
                 return "the other ranks wait for this one"
@@ -91,7 +104,9 @@ def _note(run: RunView, rank: RankView, name: str) -> str:
 def phase_table(run: RunView, rank: RankView, width: int) -> list[Line]:
     """Return the phases of the window: mean, p50, p95, greatest, and against the other ranks."""
     several = len(run.ranks) > 1
-    steps = len(rank.window)
+    others: Mapping[str, float | None] = _others(run, rank) if several else {}
+    records = tuple(rank.window)  # of a large run each look makes them anew
+    steps = len(records)
     title = f"last {steps} steps" if steps else "means, ms"
     columns = ["mean"] + (["p50", "p95", "max"] if steps else []) + (["others"] if several else [])
     head: Line = [(f" {pad(title, 15)}", "dim")]
@@ -101,13 +116,11 @@ def phase_table(run: RunView, rank: RankView, width: int) -> list[Line]:
     for name in PHASES:
         known = [
             value / 1e6
-            for record in rank.window
+            for record in records
             if (value := getattr(deciding(record), name)) is not None
         ]
         rows.append((name, PHASE_GLYPHS[name], PHASE_WORDS[name], rank.phases_ms.get(name), known))
-    rows.append(
-        ("step", " ", "step", rank.step_ms, [deciding_step_ns(r) / 1e6 for r in rank.window])
-    )
+    rows.append(("step", " ", "step", rank.step_ms, [deciding_step_ns(r) / 1e6 for r in records]))
     rows.append(("own", " ", "own time", rank.own_ms, []))
     below: list[str] = []
     for name, glyph, words, mean, known in rows:
@@ -122,9 +135,9 @@ def phase_table(run: RunView, rank: RankView, width: int) -> list[Line]:
                 for value in _stats(known)
             ]
         if several:
-            delta = _delta(mean, _others(run, rank, name))
+            delta = _delta(mean, others.get(name))
             line.append((rpad(delta, _CELL), "accent" if delta not in ("", "0") else "dim"))
-        note = _note(run, rank, name) if not whole else ""
+        note = _note(rank, name, records, others.get("own")) if not whole else ""
         if note and width_of(line) + 3 + len(note) <= width:
             line.append((f"   {note}", "dim"))
         elif note:

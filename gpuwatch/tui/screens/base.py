@@ -23,6 +23,7 @@ from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
 
 if TYPE_CHECKING:
     from gpuwatch.tui.app import GpuwatchApp
+    from gpuwatch.tui.requests import Task
     from gpuwatch.tui.widgets.findings import FindingsPane
     from gpuwatch.tui.widgets.prompt import PromptPane
 
@@ -77,6 +78,14 @@ class FedScreen(Screen[None]):
     def list_pane(self) -> Widget | None:
         """Return the pane that has the focus when nothing is typed."""
         return None
+
+    def rank_meant(self, scene: Scene) -> int | None:
+        """Return the rank that a question is about: the selected one, None where there is none."""
+        return scene.rank.rank if scene.rank is not None else None
+
+    def shows(self, task: Task) -> bool:
+        """Whether what a task has to tell stands on the screen anyway."""
+        return False
 
     def line(self) -> PromptPane | None:
         """Return the line that takes what is typed, None while keys are commands."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FINDING_ACTIONS", "FindingScreen"]
 
+_HERE = ("evidence", "previous", "next", "stacks", "apply")
+
 FINDING_ACTIONS = ("copy", "copy-markdown", "snooze", "verify")
 """What can be done with a finding wherever one is selected."""
 
@@ -24,10 +26,8 @@ FINDING_ACTIONS = ("copy", "copy-markdown", "snooze", "verify")
 class FindingScreen(ReadingScreen):
     """The evidence of one finding, kept up to date for as long as it is found."""
 
-    BINDINGS: ClassVar[list[BindingType]] = bind(
-        "close", "evidence", "previous", "next", "stacks", *FINDING_ACTIONS
-    )
-    HERE = (*ReadingScreen.HERE, "evidence", "previous", "next", "stacks", *FINDING_ACTIONS)
+    BINDINGS: ClassVar[list[BindingType]] = bind("close", *_HERE, *FINDING_ACTIONS)
+    HERE = (*ReadingScreen.HERE, *_HERE, *FINDING_ACTIONS)
 
     def __init__(self, finding: Finding) -> None:
         super().__init__()
@@ -57,6 +57,8 @@ class FindingScreen(ReadingScreen):
             keys.append(("stacks", "stacks now"))
         if self._finding.hints:
             keys += [("copy", "copy hint"), ("verify", "verify")]
+        if self.gpuwatch.can_apply(self._finding):
+            keys.insert(0, ("apply", "apply live"))
         keys += [("copy-markdown", "copy all"), ("snooze", "snooze")]
         if len(scene.findings) > 1:
             keys.append(("next", "other finding"))
@@ -82,6 +84,16 @@ class FindingScreen(ReadingScreen):
         stacks = self._finding.stacks
         self.gpuwatch.select_rank(stacks[0].rank if stacks else self._finding.ranks[0])
         self.gpuwatch.show_stacks()
+
+    def rank_meant(self, scene: Scene) -> int | None:
+        """Return the selected rank where it is one of the finding's, else the first of those."""
+        ranks = self._finding.ranks
+        selected = super().rank_meant(scene)
+        return selected if selected in ranks or not ranks else ranks[0]
+
+    def action_apply(self) -> None:
+        """Ask whether to set what its hint proposes in the running training."""
+        self.gpuwatch.apply_hint(self._finding)
 
     def action_copy(self) -> None:
         """Copy its first hint."""

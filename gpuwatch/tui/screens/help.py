@@ -25,6 +25,9 @@ EVERYWHERE = (
     "metric",
     "heat",
     "events",
+    "memory",
+    "profile",
+    "knobs",
     "runs",
     "write",
 )

@@ -29,7 +29,8 @@ class RankScreen(ReadingScreen):
     def more_keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return what can be done with it."""
         keys = [("next", "other rank")] if len(scene.order) > 1 else []
-        return [*keys, ("stacks", "stacks"), ("back", "time"), ("zoom-out", "zoom")]
+        keys += [("stacks", "stacks"), ("back", "time"), ("zoom-out", "zoom")]
+        return [*keys, ("memory", "memory"), ("profile", "profile")]
 
     def action_step(self, step: int) -> None:
         """Go to the next or previous rank of the table."""

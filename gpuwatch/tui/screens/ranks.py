@@ -112,6 +112,8 @@ class RanksScreen(FedScreen):
             ("heat", "heat map"),
             ("stacks", "stacks"),
             ("pause", "resume" if scene.paused else "pause"),
+            ("memory", "memory"),
+            ("profile", "profile"),
         ]
 
     def on_heat_pane_chosen(self, message: HeatPane.Chosen) -> None:

@@ -16,18 +16,28 @@ class GpusPane(ListPane):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._scene: Scene | None = None
-        self._rows: list[tuple[str, GpuSample, RankView | None]] = []
         self._cells = (0, 0)
+
+    @property
+    def _rows(self) -> list[tuple[str, GpuSample, RankView | None]]:
+        """The rows of the scene; made once, and gone with it."""
+        scene = self._scene
+        if scene is None:
+            return []
+        if "gpus" not in scene.rows:
+            scene.rows["gpus"] = gpu_rows(scene)
+        found: list[tuple[str, GpuSample, RankView | None]] = scene.rows["gpus"]
+        return found
 
     def at(self, item: int) -> tuple[str, GpuSample, RankView | None] | None:
         """Return node, device and rank in that row."""
-        return self._rows[item] if 0 <= item < len(self._rows) else None
+        rows = self._rows
+        return rows[item] if 0 <= item < len(rows) else None
 
     def feed(self, scene: Scene, width: int, height: int) -> None:
         """Draw the devices of a scene in a pane of that size."""
         self._scene = scene
         self._cells = (width, height)
-        self._rows = gpu_rows(scene)
         selected = next(
             (i for i, (_, gpu, _) in enumerate(self._rows) if gpu.uuid == scene.selected_gpu), 0
         )
@@ -40,13 +50,13 @@ class GpusPane(ListPane):
             return
         width, height = self._cells
         several = len(scene.nodes) > 1
-        labels = [gpu_label(node, gpu, several) for node, gpu, _ in self._rows]
+        rows = self._rows
+        labels = [gpu_label(node, gpu, several) for node, gpu, _ in rows]
         columns = gpu_columns(width, labels)
         focused = self.has_focus
-        rows = self._rows
 
         def row(index: int) -> Line:
-            _, gpu, rank = rows[index]
+            _, gpu, rank = self._rows[index]
             return gpu_row(
                 labels[index],
                 gpu,

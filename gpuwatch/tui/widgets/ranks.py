@@ -49,7 +49,10 @@ class RanksPane(ListPane):
         focused = self.has_focus
 
         def row(index: int) -> Line:
-            rank = run.ranks[scene.order[index]]
+            # Through the scene, which lets go of its picture: this pane may be covered for long.
+            rank = self.rank_at(index)
+            if rank is None:
+                return []
             return rank_row(
                 rank,
                 columns,

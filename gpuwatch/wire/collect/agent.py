@@ -28,6 +28,7 @@ from gpuwatch.schema import (
     Bye,
     Command,
     Hello,
+    Logged,
     NodeFrame,
     RankAge,
     RankFrame,
@@ -49,8 +50,15 @@ _SCAN_S = 1.0  # at the latest: a change of the directory is seen at the next fr
 _PID_CHECK_S = 0.5
 _QUIET_S = 0.5  # five missed flushes: worth a word about the process
 _KEPT_RECORDS = 600
+_KEPT_COMMANDS = 64
 _KEPT_ENDED = 256  # ranks; what ended longest ago is forgotten first
 _ASK_AGAIN_S = 1.0
+_TALKS_S = 3.0
+_REQUEST_BYTES = 65536  # a command, or a subscription: nothing longer comes from a monitor
+_REPLIES_A_FRAME = 64  # more of them make a frame that nobody can read
+_KEPT_REPLIES = 1024
+_FRAMES_A_CALL = 1024
+_OUTGOING_BYTES = MAX_FRAME_BYTES // 2
 
 
 class AgentRunningError(GpuwatchError):
@@ -72,11 +80,13 @@ class _Rank:
         self.hello: Hello | None = None
         self.records: deque[StepRecord] = deque(maxlen=_KEPT_RECORDS)
         self.spans: deque[Span] = deque(maxlen=64)
+        self.commands: deque[Logged] = deque(maxlen=_KEPT_COMMANDS)
         self.bye: Bye | None = None
         self.alive: bool | None = True
         self.process_state = ""
         self.gone_reason = ""
         self.asked_s = 0.0
+        self.relayed_s = 0.0
         self.answered = False
 
     def take(self, frame: RankFrame) -> None:
@@ -91,9 +101,11 @@ class _Rank:
                 key=lambda r: r.index,
             )
             self.records = deque(merged, maxlen=_KEPT_RECORDS)
+            self.commands = deque(frame.commands, maxlen=_KEPT_COMMANDS)
         else:
             self.records.extend(frame.records)
             self.spans.extend(frame.spans)
+            self.commands.extend(frame.commands)
         if frame.bye is not None:
             self.bye = frame.bye
         if self.last is None or frame.seq >= self.last.seq:
@@ -113,6 +125,7 @@ class _Rank:
                 replies=(),
                 bye=self.bye,
                 snapshot=True,
+                commands=tuple(self.commands),
             )
         )
 
@@ -152,9 +165,11 @@ class Agent:
         self._ranks: dict[str, _Rank] = {}  # by control address: unique to a process
         self._by_incarnation: dict[str, _Rank] = {}
         self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
         self._replies: list[Reply] = []
         self._monitors: dict[bytes, float] = {}
         self._refused = 0
+        self._adopted_s = 0.0
         self._other_version = ""
         self._sampler = SamplerChild(sampler_argv) if sampler_argv else None
         self._sampler_fd: int | None = None
@@ -168,9 +183,9 @@ class Agent:
         self._own_files = [directory / f"{name}.t", directory / f"{name}.c"]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.setsockopt(zmq.MAX_SOCKETS, 65535)
-        self._telemetry = self._socket(zmq.PUB)
+        self._telemetry = self._socket(zmq.PUB, _REQUEST_BYTES)
         self._telemetry.bind(socket_path(directory, self._own_files[0].name))
-        self._control = self._socket(zmq.ROUTER)
+        self._control = self._socket(zmq.ROUTER, _REQUEST_BYTES)
         self._control.bind(socket_path(directory, self._own_files[1].name))
         self._subscription = self._socket(zmq.SUB)
         self._subscription.rcvhwm = 10_000
@@ -180,11 +195,11 @@ class Agent:
         self._poller.register(self._subscription, zmq.POLLIN)
         self._announce()
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, most_bytes: int = MAX_FRAME_BYTES) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
         made.linger = 0
         made.sndhwm = 1000
-        made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        made.setsockopt(zmq.MAXMSGSIZE, most_bytes)
         return made
 
     def _announce(self) -> None:
@@ -226,7 +241,8 @@ class Agent:
                 next_scan_s = now_s + _SCAN_S
                 self._scan()
                 if not (self._directory / AGENT_FILE).exists():
-                    self._announce()  # cleaners of /tmp remove old files
+                    with contextlib.suppress(OSError):  # a full disk: at the next look
+                        self._announce()  # cleaners of /tmp remove old files
             if now_s >= next_pids_s:
                 next_pids_s = now_s + _PID_CHECK_S
                 self._check_processes()
@@ -260,6 +276,14 @@ class Agent:
     def _scan(self) -> None:
         new, gone = self._files.scan()
         for presence in new:
+            other = self._impostor(presence)
+            if other is not None:
+                self._refuse(
+                    f"process {presence.pid} calls itself rank {presence.rank} of "
+                    f"{presence.run[:64]}, which process {other.pid} is"
+                )
+                self._files.put_back(presence)
+                continue
             try:
                 rank = _Rank(presence, self._context)
                 self._subscription.connect(presence.telemetry)
@@ -277,6 +301,20 @@ class Agent:
         if new or gone:
             self._watch_processes()
 
+    def _impostor(self, presence: Presence) -> Presence | None:
+        """Return the process that is this rank, if it lives, talks, and is another one."""
+        now_s = time.monotonic()
+        for rank in self._ranks.values():
+            known = rank.presence
+            same = known.incarnation == presence.incarnation or (known.run, known.rank) == (
+                presence.run,
+                presence.rank,
+            )
+            talks = not rank.gone and now_s - rank.heard_s < _TALKS_S
+            if same and known.pid != presence.pid and talks and is_alive(known):
+                return known
+        return None
+
     def _succeed(self, rank: _Rank) -> None:
         """A rank that announces itself again (its files were removed) goes on where it was."""
         former = self._by_incarnation.get(rank.presence.incarnation)
@@ -284,6 +322,7 @@ class Agent:
             return
         rank.last, rank.hello = former.last, former.hello
         rank.records, rank.spans = former.records, former.spans
+        rank.commands = former.commands
         if former.requests is not None:
             self._poller.unregister(former.requests)
             former.close()
@@ -310,8 +349,22 @@ class Agent:
             del self._ranks[old.presence.control]
             self._by_incarnation.pop(old.presence.incarnation, None)
 
+    def _put(self, frame: bytes) -> None:
+        """Queue a rank's frame for the next frame of the node; one too many is lost, and counted
+        by its number.
+        """
+        if self._outgoing_bytes + len(frame) > _OUTGOING_BYTES:
+            self._refuse("the ranks send more than a frame holds")
+            return
+        self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+
+    def _refuse(self, why: str) -> None:
+        self._refused += 1
+        self._other_version = why
+
     def _receive(self, source: zmq.Socket[bytes]) -> None:
-        while True:
+        for _ in range(_FRAMES_A_CALL):
             try:
                 parts = source.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
@@ -328,19 +381,22 @@ class Agent:
             rank = self._by_incarnation.get(frame.incarnation)
             if rank is None:
                 rank = self._adopt(frame)
-                if rank is None:
-                    self._refused += 1
-                    continue
+            if rank is None or (frame.run, frame.rank) != (rank.presence.run, rank.presence.rank):
+                self._refuse("a rank that has not announced itself")
+                continue
             rank.take(frame)
             if frame.hello is not None:
                 self._watch_processes()  # it may say where its data lies
-            self._outgoing.append(parts[0])
+            self._put(parts[0])
             if not rank.answered and not frame.snapshot:
                 self._ask_for_past(rank)
 
     def _adopt(self, frame: RankFrame) -> _Rank | None:
         """A frame of an incarnation that the last scan has not seen yet: look again."""
-        self._scan()
+        now_s = time.monotonic()
+        if now_s - self._adopted_s >= INTERVAL_S:
+            self._adopted_s = now_s
+            self._scan()
         return self._by_incarnation.get(frame.incarnation)
 
     def _ask_for_past(self, rank: _Rank) -> None:
@@ -443,10 +499,12 @@ class Agent:
             sensors_reason=self._sensors_reason(),
             agent_pid=os.getpid(),
             notices=tuple(notices),
-            replies=tuple(self._replies),
+            replies=tuple(self._replies[:_REPLIES_A_FRAME]),
         )
         self._outgoing.clear()
-        self._replies.clear()
+        self._outgoing_bytes = 0
+        del self._replies[:_REPLIES_A_FRAME]
+        del self._replies[_KEPT_REPLIES:]
         self._new_sensors = False
         with contextlib.suppress(zmq.Again):
             self._telemetry.send(encode(frame), zmq.NOBLOCK)
@@ -483,8 +541,9 @@ class Agent:
         elif command.verb == "snapshot":
             self._relay_past(command)
         else:
-            targets = self._targets(command)
-            if not any(self._send(rank, command) for rank in targets):
+            # To all of them: `any` alone would stop at the first one that takes it.
+            sent = [self._send(rank, command) for rank in self._targets(command)]
+            if not any(sent):
                 self._replies.append(Reply(command.id, "error", "no such run or rank lives here"))
 
     def _targets(self, command: Command) -> list[_Rank]:
@@ -501,10 +560,13 @@ class Agent:
         now_s = time.monotonic()
         for rank in self._targets(command):
             silent = rank.gone or now_s - rank.heard_s > _QUIET_S
+            if now_s - rank.relayed_s < INTERVAL_S:
+                continue  # everybody gets the one that was asked for just now
+            rank.relayed_s = now_s
             if silent or not self._send(rank, command):
                 past = rank.remembered()
                 if past is not None:
-                    self._outgoing.append(past)
+                    self._put(past)
         if self._sensors is not None:
             self._new_sensors = True
         self._replies.append(Reply(command.id, "done"))

@@ -81,6 +81,12 @@ class RankFiles:
         self.unreadable = unreadable
         return new, gone
 
+    def put_back(self, presence: Presence) -> None:
+        """Leave a new rank for the next scan, which finds it again."""
+        for name, known in list(self._known.items()):
+            if known == presence:
+                del self._known[name]
+
     def forget(self, presence: Presence) -> None:
         """The process is dead: remove what it left behind."""
         for name, known in list(self._known.items()):

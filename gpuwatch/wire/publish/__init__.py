@@ -7,6 +7,7 @@ from gpuwatch.wire.publish.rundir import (
     read_presence,
     run_directory,
     socket_path,
+    trace_folder,
     write_atomic,
 )
 from gpuwatch.wire.publish.sockets import RankSockets
@@ -19,5 +20,6 @@ __all__ = [
     "read_presence",
     "run_directory",
     "socket_path",
+    "trace_folder",
     "write_atomic",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "read_presence",
     "run_directory",
     "socket_path",
+    "trace_folder",
     "write_atomic",
 ]
 
@@ -79,6 +80,21 @@ def run_directory() -> Path:
         raise RunDirectoryError(
             f"the run directory {path} is open to other users; type: chmod 700 {path}"
         )
+    return path
+
+
+def trace_folder() -> Path:
+    """Return the folder for the traces of profiles, in the run directory; made if there is none.
+
+    Raises:
+        RunDirectoryError: the run directory cannot be used.
+        OSError: it cannot be made, or is no folder of this user's alone.
+    """
+    path = run_directory() / "traces"
+    path.mkdir(mode=0o700, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise PermissionError(f"{path} must be a folder of this user's alone (0700)")
     return path
 
 

@@ -1,6 +1,7 @@
 """The loaders of a training on text: cleaned, tokenized, planned for all ranks alike."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from trainer import faults
 from trainer.accumulate import PlannedAccumulation
 from trainer.config import Config
 from trainer.cpus import usable_cpus
-from trainer.data.loader import LoaderPlan, plan_loader, start_worker
+from trainer.data.loader import LoaderPlan, plan_loader, replan, start_worker
 from trainer.data.synthetic import cache_folder
 from trainer.data.text.clean import CleaningReport, clean_corpus
 from trainer.data.text.collate import Collate, PlannedBatches, Task
@@ -47,15 +48,34 @@ class TextFeed:
     cleaning: CleaningReport | None
     _config: Config
     _placement: Placement
+    _make: Callable[[LoaderPlan], DataLoader[Any]]
+    _every: int
+    _start: int = 0
     _epoch: int = 0
 
     @property
     def accumulation(self) -> PlannedAccumulation:
         """The windows of the epoch that was set last."""
-        return self._windows(self._epoch)
+        return self._windows(self._epoch, self._every, self._start)
+
+    def set_accumulation(self, every: int, first_batch: int) -> None:
+        """In later epochs from their beginning on."""
+        self._every, self._start = every, first_batch
+
+    def set_workers(self, num_workers: int, prefetch_factor: int) -> None:
+        """The texts and their order stay."""
+        self.plan = replan(
+            self.plan,
+            self._config.loader,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+        )
+        self.train = self._make(self.plan)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Plan anew; before each epoch's iterator."""
+        if epoch != self._epoch:
+            self._start = 0
         self._epoch = epoch
         self.sampler.set_epoch(self._plan(epoch), first_batch)
 
@@ -99,7 +119,7 @@ class TextFeed:
         )
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - one feed lives as long as the process
-    def _windows(self, epoch: int) -> PlannedAccumulation:
+    def _windows(self, epoch: int, every: int, start: int) -> PlannedAccumulation:
         plan, rank = self._plan(epoch), self._placement.rank
         language = self._config.model.name == "gpt"
         own = plan.of_rank(rank)
@@ -110,7 +130,8 @@ class TextFeed:
             own_samples=[b.samples for b in own],
             own_tokens=[b.tokens for b in own],
             ranks=self._placement.world_size,
-            every=self._config.train.accumulate,
+            every=every,
+            start=start,
         )
 
 
@@ -156,22 +177,25 @@ def build_text(config: Config, placement: Placement) -> TextFeed:
     )
     multiple = multiple_of(config, placement)
     collate = Collate(text.padding, text.max_tokens, tokenizer.pad_id, multiple, task)
-    common: dict[str, Any] = {
-        **plan.arguments(),
-        "in_order": config.loader.in_order,
-        "worker_init_fn": start_worker if plan.num_workers else None,
-        "collate_fn": collate,
-    }
     sampler = PlannedBatches(placement.rank)
     injected = faults.requested(config.faults)
-    train: DataLoader[Any] = DataLoader(
-        faults.dataset_with(tokens, injected, placement.rank, cache_folder()),
-        batch_sampler=sampler,
-        **common,
-    )
-    faults.loader_with(train, injected, placement.rank)
+    dataset = faults.dataset_with(tokens, injected, placement.rank, cache_folder())
+
+    def common(plan: LoaderPlan) -> dict[str, Any]:
+        return {
+            **plan.arguments(),
+            "in_order": config.loader.in_order,
+            "worker_init_fn": start_worker if plan.num_workers else None,
+            "collate_fn": collate,
+        }
+
+    def make_loader(plan: LoaderPlan) -> DataLoader[Any]:
+        train: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, **common(plan))
+        faults.loader_with(train, injected, placement.rank)
+        return train
+
     feed = TextFeed(
-        train=train,
+        train=make_loader(plan),
         held_out=None,
         classes=corpus.classes if task == "classify" else (),
         path=_folder(config),
@@ -183,8 +207,10 @@ def build_text(config: Config, placement: Placement) -> TextFeed:
         cleaning=cleaning,
         _config=config,
         _placement=placement,
+        _make=make_loader,
+        _every=config.train.accumulate,
     )
-    feed.held_out = _held_out(make(held_out_texts), config, placement, common)
+    feed.held_out = _held_out(make(held_out_texts), config, placement, common(plan))
     feed.set_epoch(0)
     return feed
 
