@@ -1,0 +1,511 @@
+"""What many ranks cost the monitor: 1,000, 4,000 and 10,000 of them over TCP with CURVE.
+
+    python benchmarks/bench_many.py                       # all three, about two minutes
+    python benchmarks/bench_many.py --ranks 4000 --seconds 20
+    python benchmarks/bench_many.py --ranks 4000 --profile   # where the CPU time goes
+    python benchmarks/bench_many.py --interval 1             # if nodes sent once a second
+
+One process plays the doors of all node processes, eight ranks each. It sends what they send: ten
+node frames a second, each with the frames of its ranks, which hold a step a second and are
+heartbeats otherwise; and, when it is asked, the past of each rank. All ranks end their steps at the
+same moment, as in synchronous training. A second process is the monitor: links, session and store
+as `gpuwatch attach tcp://...` has them, without a screen. Every door has an address of its own in
+127.0.0.0/8, and every connection its own handshake.
+
+Figures are of the monitor, after all ranks are known: CPU of its whole process, the age of a frame
+when it is in the picture, frames that were lost, and what one view costs.
+"""
+
+import argparse
+import contextlib
+import cProfile
+import functools
+import itertools
+import json
+import os
+import pstats
+import resource
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from gpuwatch.commands.remote import open_session
+from gpuwatch.frames import decode_command, encode
+from gpuwatch.schema import (
+    WIRE_VERSION,
+    Ddp,
+    Hello,
+    Ledger,
+    Loader,
+    NodeFrame,
+    PhasesNs,
+    RankFrame,
+    RankState,
+    Reply,
+    StepRecord,
+)
+from gpuwatch.wire.collect import load_key, make_key
+from gpuwatch.wire.collect.agent import INTERVAL_S
+from gpuwatch.wire.collect.pipe import MAGIC, preamble
+
+RANKS = (1_000, 4_000, 10_000)
+BUDGET_PERCENT = {1_000: 10.0, 4_000: 10.0, 10_000: 10.0}
+BUDGET_ATTACH_S = 30.0
+RANKS_A_NODE = 8
+STEP_S = 1.0
+RUN = "bench"
+PAST_STEPS = 60
+"""Of each rank, when it is asked: a run of a minute. One of ten minutes has 600."""
+
+TICK_S = 0.005
+ATTACH_TIMEOUT_S = 60.0
+_ONE_IN = 20  # of the frames whose age is looked at: looking costs the monitor as well
+_SEQ = 1_000_000  # from there on a number has five bytes on the wire, whatever it is
+_STARTED_S = 1.0
+ZAP = "inproc://zeromq.zap.01"
+
+
+# --- what a node sends -------------------------------------------------------------------------
+
+
+def record(index: int, started_s: float) -> StepRecord:
+    host = PhasesNs(12_345_678, 1_234_567, 245_678_901, 467_890_123, 258_901_234, 9_012_345, 0)
+    return StepRecord(
+        index=index,
+        started_s=started_s,
+        step_ns=sum(value or 0 for value in msgspec.structs.astuple(host)),
+        host=host,
+        samples=256,
+        loss=2.3456789,
+        memory_bytes=12_345_678_912,
+        queue_depth=3.0,
+        queue_capacity=8,
+        loader="train",
+    )
+
+
+def hello(node: int, rank: int, world_size: int) -> Hello:
+    return Hello(
+        host=f"node{node:05}",
+        pid=1000 + rank % RANKS_A_NODE,
+        pid_started_s=_STARTED_S,
+        world_size=world_size,
+        local_rank=rank % RANKS_A_NODE,
+        run_name=RUN,
+        started_s=_STARTED_S,
+        cores=64,
+        loaders=(Loader("train", 8, 2, pin_memory=True, batch_size=256),),
+        ddp=Ddp(gradient_bytes=10**8, backend="nccl"),
+    )
+
+
+def rank_frame(rank: int, seq: int, sent_s: float, **more: Any) -> RankFrame:
+    return RankFrame(
+        version=WIRE_VERSION,
+        run=RUN,
+        rank=rank,
+        incarnation=f"incarnation{rank:07}",
+        seq=seq,
+        sent_s=sent_s,
+        dropped=0,
+        state=RankState("training", "backward", 12_345_678, 10_000, {}, 2.3, 4.2, 100_000),
+        ledger=Ledger(10_000, 2_560_000, 3, 10**12, 10**11, 10**10, 10**10, 10**9, 10**9, 10**12),
+        **more,
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def past_records(last: int, steps: int, now_s: int) -> tuple[StepRecord, ...]:
+    """The last steps of any rank: all of them are alike."""
+    return tuple(
+        record(index, now_s - (last - index) * STEP_S)
+        for index in range(last - steps + 1, last + 1)
+    )
+
+
+class Template:
+    """The bytes of a frame with numbers that are written anew each time."""
+
+    def __init__(self, frame: NodeFrame, marks: dict[str, list[int]]) -> None:
+        self.data = bytearray(encode(frame))
+        self._places: dict[str, list[int]] = {}
+        for name, numbers in marks.items():
+            places = [self.data.find(_wire(number)) for number in numbers]
+            if -1 in places:
+                raise AssertionError(f"{name} is not in the frame")
+            self._places[name] = [at + 1 for at in places]
+
+    def write(self, name: str, value: float) -> None:
+        form = ">I" if isinstance(value, int) else ">d"
+        for at in self._places[name]:
+            struct.pack_into(form, self.data, at, value)
+
+
+_wire = msgspec.msgpack.Encoder().encode
+"""A number as MessagePack writes it: one byte that says what it is, then the number."""
+
+
+class Node:
+    """A node process as its monitor sees it."""
+
+    def __init__(self, number: int, world_size: int) -> None:
+        self.number = number
+        self.world_size = world_size
+        self.ranks = range(number * RANKS_A_NODE, min((number + 1) * RANKS_A_NODE, world_size))
+        self.identity = b""
+        self.node_seq = self.seq = _SEQ
+        self.told_step = _SEQ
+        self._idle, self._busy = self._template(False), self._template(True)
+
+    def _template(self, busy: bool) -> Template:
+        # Numbers that occur nowhere else, and as long as those that take their places.
+        numbers = [_SEQ + 7 + at for at in range(len(self.ranks))]
+        times = [1.7e9 + 0.123456 + at for at in range(len(self.ranks) + 1)]
+        started_s, index = 1.6e9 + 0.654321, 2_000_000_011
+        frames = [
+            rank_frame(
+                rank,
+                numbers[at],
+                times[at + 1],
+                records=(record(index + at, started_s + at),) if busy else (),
+            )
+            for at, rank in enumerate(self.ranks)
+        ]
+        marks: dict[str, list[Any]] = {"node_seq": [3_000_000_019], "seq": numbers, "sent": times}
+        if busy:
+            marks["index"] = [index + at for at in range(len(self.ranks))]
+            marks["started"] = [started_s + at for at in range(len(self.ranks))]
+        return Template(node_frame(self, 3_000_000_019, times[0], frames), marks)
+
+    def frame(self, step: int, now_s: float) -> bytes:
+        """The next frame; it holds the steps that have ended since the one before."""
+        self.node_seq += 1
+        self.seq += 1
+        busy = step > self.told_step
+        template = self._busy if busy else self._idle
+        template.write("node_seq", self.node_seq)
+        template.write("seq", self.seq)
+        template.write("sent", now_s)
+        if busy:
+            self.told_step = step
+            template.write("index", step)
+            template.write("started", now_s - STEP_S)
+        return bytes(template.data)
+
+    def past(self, now_s: float, steps: int, reply: Reply) -> bytes:
+        """What its ranks remember, and the answer that this was all."""
+        self.node_seq += 1
+        records = past_records(self.told_step, steps, int(now_s))
+        frames = [
+            rank_frame(
+                rank,
+                self.seq,
+                now_s,
+                records=records,
+                hello=hello(self.number, rank, self.world_size),
+                snapshot=True,
+            )
+            for rank in self.ranks
+        ]
+        return encode(node_frame(self, self.node_seq, now_s, frames, reply))
+
+
+def node_frame(
+    node: Node, seq: int, sent_s: float, frames: list[RankFrame], *replies: Reply
+) -> NodeFrame:
+    return NodeFrame(
+        version=WIRE_VERSION,
+        node=f"node{node.number:05}",
+        incarnation=f"agent{node.number:05}",
+        seq=seq,
+        sent_s=sent_s,
+        frames=tuple(msgspec.Raw(encode(frame)) for frame in frames),
+        agent_pid=1,
+        replies=replies,
+    )
+
+
+# --- the doors ---------------------------------------------------------------------------------
+
+
+def admit(context: "zmq.Context[zmq.Socket[bytes]]", public: bytes) -> None:
+    """Answer for the key, as a door does."""
+    zap = context.socket(zmq.ROUTER)
+    zap.bind(ZAP)
+
+    def serve() -> None:
+        while True:
+            parts = zap.recv_multipart()
+            known = len(parts) == 9 and z85.encode(parts[8]) == public
+            status = b"200" if known else b"400"
+            zap.send_multipart([parts[0], b"", b"1.0", parts[3], status, b"", b"", b""])
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> None:
+    """Be all of the doors, on one port; ends with its parent."""
+    key = load_key(key_file)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 16)
+    admit(context, key.public)
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.BACKLOG, 4096)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.sndhwm = 300
+    router.curve_server = True
+    router.curve_secretkey = key.secret
+    router.zap_domain = b"bench"
+    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    port = router.bind_to_random_port("tcp://*")
+    nodes = [Node(at, ranks) for at in range(-(-ranks // RANKS_A_NODE))]
+    print(port, flush=True)
+    free = deque(nodes)
+    attached: dict[bytes, Node] = {}
+    asked: dict[Node, str] = {}  # who asks again while it waits is answered once
+    turns = max(1, round(interval_s / TICK_S))
+    parent, began_s = os.getppid(), time.time()
+    refused = late = 0
+    next_s = time.monotonic()
+    for turn in itertools.count():
+        next_s += TICK_S
+        pause_s = next_s - time.monotonic()
+        if pause_s > 0:
+            time.sleep(pause_s)
+        elif pause_s < -interval_s:
+            late += 1
+            next_s = time.monotonic()
+        if turn % 200 == 0 and os.getppid() != parent:
+            return
+        with contextlib.suppress(zmq.Again):
+            for _ in range(256):
+                who, data = router.recv_multipart(zmq.NOBLOCK)
+                node = attached.get(who)
+                if node is None and data.startswith(MAGIC) and free:
+                    node = attached[who] = free.popleft()
+                    node.identity = who
+                    router.send_multipart([who, preamble("bench")])
+                elif node is not None and not data.startswith(MAGIC):
+                    asked[node] = decode_command(data).id
+        for _ in range(min(4, len(asked))):  # a past takes long to make: the frames go on
+            node = next(iter(asked))
+            command = asked.pop(node)
+            now_s = time.time()
+            node.told_step = max(node.told_step, _SEQ + past_steps + int(now_s - began_s))
+            answer = node.past(now_s, past_steps, Reply(command, "done"))
+            with contextlib.suppress(zmq.ZMQError):
+                router.send_multipart([node.identity, answer], zmq.NOBLOCK)
+        now_s = time.time()
+        step = _SEQ + past_steps + int(now_s - began_s)
+        for node in nodes[turn % turns :: turns]:
+            if node.identity:
+                try:
+                    router.send_multipart([node.identity, node.frame(step, now_s)], zmq.NOBLOCK)
+                except zmq.ZMQError:
+                    refused += 1
+        if turn % 100 == 0:
+            with contextlib.suppress(OSError):
+                print(json.dumps({"refused": refused, "late": late}), flush=True)
+
+
+# --- the monitor -------------------------------------------------------------------------------
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first fields of a node frame, up to when it was sent."""
+
+    version: int
+    node: str
+    incarnation: str
+    seq: int
+    sent_s: float
+
+
+_heads = msgspec.msgpack.Decoder(_Head)
+
+
+def monitor(port: int, ranks: int, key_file: str, seconds: float, profile: bool) -> None:
+    """Attach to every door, say what it took as a line of JSON."""
+    ages_s: list[float] = []
+    taken = itertools.count()
+
+    def tap(data: bytes) -> None:
+        if next(taken) % _ONE_IN == 0:
+            ages_s.append(time.time() - _heads.decode(data).sent_s)
+
+    profiler = cProfile.Profile() if profile else None
+    if profiler is not None:
+        _profile_links(profiler)
+    nodes = -(-ranks // RANKS_A_NODE)
+    targets = [
+        f"tcp://127.{1 + n // 250 // 250}.{n // 250 % 250}.{1 + n % 250}" for n in range(nodes)
+    ]
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    session, _ = open_session(
+        [f"{target}:{port}" for target in targets], key=load_key(key_file), tap=tap
+    )
+    known = session._store._ranks  # a view costs more than all of the rest
+    while sum(r.hello is not None for r in list(known.values())) < ranks:
+        if time.monotonic() - began_s > ATTACH_TIMEOUT_S:
+            break
+        time.sleep(0.1)
+    attach_s, attach_cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+    time.sleep(3.0)  # what has waited while it attached is read
+    frames = next(taken)
+    ages_s.clear()
+    wall_s, cpu_s = time.monotonic(), time.process_time()
+    lost = _lost(session)
+    time.sleep(seconds)
+    cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+    frames = next(taken) - frames
+    ordered = sorted(ages_s)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    lost = _lost(session) - lost
+    view_began_s = time.thread_time()
+    view = session.view()
+    view_ms = (time.thread_time() - view_began_s) * 1e3
+    found = {
+        "known": sum(r.hello is not None for r in view.runs[0].ranks),
+        "live": sum(r.state == "training" for r in view.runs[0].ranks),
+        "attach_s": attach_s,
+        "attach_cpu_s": attach_cpu_s,
+        "cpu_percent": 100 * cpu_s / wall_s,
+        "frames_per_s": frames / wall_s,
+        "us_per_frame": 1e6 * cpu_s / max(1, frames),
+        "age_p50_ms": 1e3 * statistics.median(ordered),
+        "age_p99_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        "lost": lost,
+        "resident_mb": resident / 2**20,
+        "files": len(os.listdir("/proc/self/fd")),
+        "view_ms": view_ms,
+    }
+    session.close()
+    if profiler is not None:
+        time.sleep(0.5)
+        stats = pstats.Stats(profiler, stream=sys.stderr)
+        stats.sort_stats("tottime").print_stats(28)
+    print(json.dumps(found), flush=True)
+
+
+def _lost(session: Any) -> int:
+    store = session._store
+    return sum(r.lost + r.open_gap for r in store._ranks.values()) + sum(
+        n.lost for n in store._nodes.values()
+    )
+
+
+def _profile_links(profiler: cProfile.Profile) -> None:
+    from gpuwatch.wire.collect import TcpLink
+
+    run = TcpLink.run
+
+    def profiled(self: TcpLink) -> None:
+        profiler.runcall(run, self)
+
+    TcpLink.run = profiled  # type: ignore[method-assign]
+
+
+# --- both --------------------------------------------------------------------------------------
+
+
+def measure(
+    ranks: int, seconds: float, past_steps: int, interval_s: float, profile: bool
+) -> dict[str, Any]:
+    """Run doors and monitor as processes of their own and return the figures."""
+    with tempfile.TemporaryDirectory(prefix="gpuwatch-bench-") as folder:
+        key_file = str(Path(folder) / "key")
+        make_key(key_file)
+        here = [sys.executable, __file__, "--key", key_file, "--ranks", str(ranks)]
+        doors = subprocess.Popen(
+            [*here, "--part", "doors", "--past", str(past_steps), "--interval", str(interval_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert doors.stdout is not None
+            port = doors.stdout.readline().strip()
+            said: deque[str] = deque(maxlen=1)
+            listening = threading.Thread(target=lambda: said.extend(doors.stdout or ()))
+            listening.start()
+            words = [*here, "--part", "monitor", "--port", port, "--seconds", str(seconds)]
+            done = subprocess.run(
+                [*words, *(["--profile"] if profile else [])],
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=ATTACH_TIMEOUT_S + seconds + 60,
+                check=False,
+            )
+        finally:
+            doors.kill()
+            doors.wait()
+            listening.join()
+            doors.stdout.close()
+    if done.returncode:
+        raise SystemExit(f"the monitor of {ranks} ranks ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["doors"] = json.loads(said[0]) if said else {}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, action="append")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--past", type=int, default=PAST_STEPS, help="steps that a rank remembers")
+    parser.add_argument(
+        "--interval", type=float, default=INTERVAL_S, help="seconds between frames of a node"
+    )
+    parser.add_argument("--profile", action="store_true", help="say where the CPU time goes")
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--part", "--key", "--port"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "doors":
+        generate(options.ranks[0], options.key, options.past, options.interval)
+        return
+    if options.part == "monitor":
+        monitor(int(options.port), options.ranks[0], options.key, options.seconds, options.profile)
+        return
+    found = {}
+    for ranks in options.ranks or RANKS:
+        found[ranks] = row = measure(
+            ranks, options.seconds, options.past, options.interval, options.profile
+        )
+        if not options.json:
+            say(ranks, row)
+    if options.json:
+        print(json.dumps(found))
+
+
+def say(ranks: int, row: dict[str, Any]) -> None:
+    budget = BUDGET_PERCENT.get(ranks, 10.0)
+    print(
+        f"{ranks:,} ranks behind {-(-ranks // RANKS_A_NODE):,} doors, "
+        f"{row['frames_per_s']:,.0f} node frames a second, {row['live']:,} ranks training\n"
+        f"  ranks that are known   {row['known']:7,}     (budget {ranks:,})\n"
+        f"  CPU of a core          {row['cpu_percent']:7.1f} %   (budget {budget:.0f} %); "
+        f"{row['us_per_frame']:.0f} us a node frame\n"
+        f"  frames lost            {row['lost']:7,}     (budget 0; the doors could not send "
+        f"{row['doors'].get('refused', 0):,} and were late {row['doors'].get('late', 0):,} times)\n"
+        f"  until all are known    {row['attach_s']:7.1f} s   (budget {BUDGET_ATTACH_S:.0f} s), "
+        f"{row['attach_cpu_s']:.1f} s of CPU\n"
+        f"  age of a frame, p99    {row['age_p99_ms']:7.0f} ms  (p50 {row['age_p50_ms']:.0f} ms)\n"
+        f"  memory, open files     {row['resident_mb']:7.0f} MB  {row['files']:,}\n"
+        f"  one view of all        {row['view_ms']:7.0f} ms",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
