@@ -1,12 +1,14 @@
 """What the tests share: run directories, processes that end with a test, a rank's past."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +99,144 @@ def process(
                 started.wait(5)
 
 
+class Forked:
+    """A script that runs in a fork of the zygote; as much of a Popen as the tests need."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.code: int | None = None
+        self.changed = threading.Condition()
+
+    def poll(self) -> int | None:
+        """The exit code, as of a Popen; None as long as it runs."""
+        return self.code
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Wait for its end and return its exit code."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.code is not None, timeout_s):
+                raise AssertionError(f"process {self.pid} runs still after {timeout_s} s")
+        assert self.code is not None
+        return self.code
+
+    def kill(self) -> None:
+        """End it, if it runs, and wait for that."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.pid or self.code is not None, 60.0)
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+
+class Zygote:
+    """Starts scripts in forks of a process that has imported torch: that takes seconds.
+
+    What is imported has to be the same for all of them, and only `env` is theirs: no
+    interpreter's start is seen in them (`gpuwatch run` brings nothing in), and /proc shows the
+    environment of the zygote.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: list[Forked] = []
+        self._process = subprocess.Popen(
+            [PYTHON, str(Path(__file__).with_name("zygote.py")), str(os.getpid())],
+            env=environment(Path("/nowhere")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._process.wait()  # it goes on as nobody's child
+        self._listener = threading.Thread(target=self._listen, name="zygote", daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, pid, *code = map(int, line.split())
+            forked = self._started[number]
+            with forked.changed:
+                forked.pid = pid
+                forked.code = code[0] if code else None
+                forked.changed.notify_all()
+        for forked in self._started:  # the zygote is gone: nobody hears of them any more
+            with forked.changed:
+                forked.code = -signal.SIGKILL if forked.code is None else forked.code
+                forked.changed.notify_all()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> Forked:
+        """Start a script: `argv[0]`. What it prints is appended to the files; stdin is empty."""
+        assert self._process.stdin is not None
+        forked = Forked()
+        with self._lock:
+            number = len(self._started)
+            self._started.append(forked)
+            task = {"id": number, "argv": list(argv), "env": dict(env)}
+            task |= {"out": str(out), "err": str(err)}
+            self._process.stdin.write(json.dumps(task) + "\n")
+            self._process.stdin.flush()
+        return forked
+
+    def close(self) -> None:
+        """End it, and what runs still."""
+        for forked in self._started:
+            forked.kill()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("{}\n")
+            self._process.stdin.flush()
+        self._listener.join(20)
+        if not self._listener.is_alive():  # else closing would wait for it
+            self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+class Ranks:
+    """Two ranks of a script, started as torchrun starts them but without its seconds."""
+
+    def __init__(
+        self, zygote: Zygote, argv: Sequence[str], env: Mapping[str, str], output: Path
+    ) -> None:
+        from torch.distributed import TCPStore
+
+        # As torchrun's agent does: it has the store, on a port that the system chooses.
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        self._ranks = [
+            zygote.start(
+                argv, {**env, **shared, "RANK": str(r), "LOCAL_RANK": str(r)}, output, output
+            )
+            for r in (0, 1)
+        ]
+
+    def poll(self) -> int | None:
+        """0 when both have ended well, the code of one that has failed, else None."""
+        codes = [rank.poll() for rank in self._ranks]
+        return next((code for code in codes if code), None if None in codes else 0)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Wait for the end of both; returns 0, or the code of the one that has failed."""
+        return max((rank.wait(timeout_s) for rank in self._ranks), key=abs)
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+
 def rank_presences(directory: Path) -> list[Presence]:
     """The ranks that are announced in the directory and live, in rank order."""
     return sorted(RankFiles(directory).scan()[0], key=lambda p: p.rank)
@@ -106,7 +246,7 @@ class NoAnswerError(AssertionError):
     """A rank did not answer: it may have ended between its announcement and the question."""
 
 
-def ask(presence: Presence, verb: str, timeout_s: float = 5.0) -> RankFrame:
+def ask(presence: Presence, verb: str, timeout_s: float = 20.0) -> RankFrame:
     """Ask a rank itself, over its own socket.
 
     Raises:
@@ -164,7 +304,7 @@ class Tmux:
             [*self._base, *argv],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=True,
             env=None if env is None else dict(env),
         )

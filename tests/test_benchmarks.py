@@ -1,14 +1,13 @@
 """The benchmarks run, and their figures are what the samples say. Nothing here is timed."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support import GPUWATCH, PYTHON, TORCHRUN, environment, run_directory
+from support import GPUWATCH, PYTHON, TORCHRUN, Ranks, Zygote, environment, run_directory
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -101,17 +100,34 @@ def test_a_module_call_is_the_difference_by_the_modules_more(bench_probe: Module
 
 @pytest.mark.distributed
 @pytest.mark.timeout(200)
-def test_bench_probe_runs_every_case(bench_probe: ModuleType) -> None:
-    """Few steps of each case, all at once."""
-    done = subprocess.run(
-        [PYTHON, str(BENCHMARKS / "bench_probe.py"), "--quick", "--no-traceml", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+def test_bench_probe_runs_every_case(
+    bench_probe: ModuleType,
+    zygote: Zygote,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Few steps of each case, all at once: one as from a shell, the others without its seconds."""
+    as_from_a_shell = bench_probe.run_and_read
+
+    def run_and_read(argv: list[str], out: Path, environ: dict[str, str]) -> tuple[Any, str]:
+        script = argv.index(bench_probe.__file__)
+        case = argv[script + 2]
+        if case == "one":
+            found: tuple[Any, str] = as_from_a_shell(argv, out, environ)
+            return found
+        env, said = environment(Path(environ["GPUWATCH_DIR"])), tmp_path / case
+        if case == "ddp":
+            with Ranks(zygote, argv[script:], env, said) as ranks:
+                assert ranks.wait(150) == 0, said.read_text()
+        else:
+            assert zygote.start(argv[script:], env, said, said).wait(150) == 0, said.read_text()
+        return json.loads(out.read_text()), said.read_text()
+
+    monkeypatch.setattr(bench_probe, "run_and_read", run_and_read)
+    monkeypatch.setattr(sys, "argv", ["bench_probe.py", "--quick", "--no-traceml", "--json"])
+    bench_probe.main()
+    found = json.loads(capsys.readouterr().out)
     assert set(found["gpuwatch"]) == {"one", "modules", "compile", "ddp"}
     assert found["gpuwatch"]["compile"]["compilations"] == 0
     assert found["gpuwatch"]["one"]["dropped"] == 0

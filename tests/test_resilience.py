@@ -15,14 +15,16 @@ import support
 from gpuwatch.wire.collect import agent_presence
 
 SCRIPT = str(Path(__file__).parent / "probe" / "sleeper.py")
-SECONDS = 12.0
 PAIRS = 2
+AFTER_S = 3.0
+"""So long do both train on when all that watched is gone."""
 
 
-def start(rundir: Path, **env: str) -> subprocess.Popen[str]:
+def start(rundir: Path, marks: dict[str, Path], **env: str) -> subprocess.Popen[str]:
+    files = {name: str(path) for name, path in marks.items()}
     return subprocess.Popen(
         [support.PYTHON, SCRIPT],
-        env=support.environment(rundir, SECONDS=str(SECONDS), **env),
+        env=support.environment(rundir, **files, **env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -55,22 +57,26 @@ def monitor_pids(rundir: Path) -> list[int]:
 
 @pytest.mark.terminal
 @pytest.mark.timeout(240)
-def test_stopped_and_killed_monitors_and_a_killed_node_process(rundir: Path) -> None:
+def test_stopped_and_killed_monitors_and_a_killed_node_process(
+    rundir: Path, tmp_path: Path
+) -> None:
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
     ratios = []
-    for _ in range(PAIRS):
+    for pair in range(PAIRS):
         # Both at once, so that the machine is the same for both.
-        bare, watched = start(rundir), start(rundir, WATCH="1")
+        marks = {name: tmp_path / f"{name}.{pair}" for name in ("GO", "DONE")}
+        bare, watched = start(rundir, marks), start(rundir, marks, WATCH="1")
         windows = [support.Tmux(Path(f"{rundir}-{i}"), 100, 30) for i in range(2)]
         stopped: list[int] = []
         try:
             wait_up(bare)
             wait_up(watched)
+            marks["GO"].touch()
             for window in windows:
                 window.start(" ".join(support.GPUWATCH), support.environment(rundir))
             for window in windows:
-                window.wait_for("sleeper", 12)
+                window.wait_for("sleeper", 30)
             first, second = monitor_pids(rundir)
             os.kill(first, signal.SIGSTOP)
             stopped.append(first)
@@ -79,6 +85,8 @@ def test_stopped_and_killed_monitors_and_a_killed_node_process(rundir: Path) -> 
             assert agent is not None
             time.sleep(1.5)
             os.kill(agent.pid, signal.SIGKILL)
+            time.sleep(AFTER_S)
+            marks["DONE"].touch()
             ratios.append(steps_of(watched) / steps_of(bare))
         finally:
             for pid in stopped:

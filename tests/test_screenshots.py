@@ -308,9 +308,9 @@ def test_cpu_over_its_budget_is_told(soak: ModuleType) -> None:
 @pytest.mark.timeout(90)
 def test_the_soaked_app_runs_in_a_terminal_until_q(soak: ModuleType) -> None:
     """Few ranks, few seconds: that both sides work together, not how well."""
-    found, ticks = soak.soak(16, 8.0)
-    assert len(found) == 8
+    found, ticks = soak.soak(16, 4.0)
+    assert len(found) == 4
     assert all(sample.rss_mb > 20 for sample in found)
     assert found[-1].cpu_s > found[0].cpu_s
-    assert len(ticks) > 8
+    assert len(ticks) > 4
     assert ticks == sorted(ticks)

@@ -16,7 +16,7 @@ FAKE_RANK = str(Path(__file__).parent.parent / "wire" / "fake_rank.py")
 
 
 def gpuwatch(
-    rundir: Path, *argv: str, expect: int = 0, timeout_s: float = 40, **env: str
+    rundir: Path, *argv: str, expect: int = 0, timeout_s: float = 60, **env: str
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*support.GPUWATCH, *argv],
@@ -38,12 +38,14 @@ def one_sentence(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
+@pytest.mark.process
 def test_version(rundir: Path) -> None:
     import gpuwatch as package
 
     assert gpuwatch(rundir, "--version").stdout == f"gpuwatch {package.__version__}\n"
 
 
+@pytest.mark.process
 def test_nothing_runs(rundir: Path) -> None:
     document = json.loads(gpuwatch(rundir, "status", "--json").stdout)
     assert document["schema"] == 1
@@ -61,6 +63,7 @@ def test_nothing_runs(rundir: Path) -> None:
     assert gpuwatch(rundir, "runs").stdout == ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["status", "diagnose"])
 def test_a_target_that_is_missing(rundir: Path, command: str) -> None:
     done = gpuwatch(rundir, command, "nowhere", expect=2)
@@ -70,6 +73,7 @@ def test_a_target_that_is_missing(rundir: Path, command: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -85,6 +89,7 @@ def test_wrong_usage_is_one_sentence(rundir: Path, argv: list[str], words: str) 
     assert words in one_sentence(gpuwatch(rundir, *argv, expect=2).stderr)
 
 
+@pytest.mark.process
 def test_a_run_directory_that_cannot_be_used(rundir: Path) -> None:
     rundir.chmod(0o755)
     words = one_sentence(gpuwatch(rundir, "status", expect=3).stderr)
@@ -96,6 +101,7 @@ def test_a_run_directory_that_cannot_be_used(rundir: Path) -> None:
     assert "directory" in one_sentence(gpuwatch(file, "status", expect=3).stderr)
 
 
+@pytest.mark.process
 def test_a_reader_that_has_had_enough_is_no_error(rundir: Path) -> None:
     done = subprocess.run(
         f"{' '.join(support.GPUWATCH)} status --json | true",
@@ -103,26 +109,28 @@ def test_a_reader_that_has_had_enough_is_no_error(rundir: Path) -> None:
         env=support.environment(rundir),
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=60,
         check=False,
     )
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 
 
+@pytest.mark.process
 def test_without_a_terminal_the_screen_is_a_text(rundir: Path) -> None:
     done = gpuwatch(rundir)
     assert "no run of yours" in done.stdout
     assert "this is no terminal" in done.stderr
 
 
+@pytest.mark.process
 def test_two_ranks_in_every_shape(rundir: Path) -> None:
     def rank(number: int, run: str) -> Any:
         env = support.environment(rundir, PYTHONPATH=TESTS, GPUWATCH_RUN_ID=run)
         return support.process([support.PYTHON, FAKE_RANK, str(number), "2"], env)
 
     with rank(0, "first"), rank(1, "first"):
-        support.wait_until(lambda: len(support.rank_presences(rundir)) == 2, 15, "ranks")
+        support.wait_until(lambda: len(support.rank_presences(rundir)) == 2, 30, "ranks")
         document = json.loads(gpuwatch(rundir, "status", "--json").stdout)
         (run,) = document["runs"]
         assert (run["run"], run["state"], run["world_size"]) == ("first", "running", 2)
@@ -158,7 +166,7 @@ def test_two_ranks_in_every_shape(rundir: Path) -> None:
         assert "2 of 2 ranks" in text
         assert "n/a" in text
         with rank(0, "second"):
-            support.wait_until(lambda: len(support.rank_presences(rundir)) == 3, 15, "ranks")
+            support.wait_until(lambda: len(support.rank_presences(rundir)) == 3, 30, "ranks")
             listed = json.loads(gpuwatch(rundir, "runs", "--json").stdout)
             assert {r["run"] for r in listed["runs"]} == {"first", "second"}
             judged = gpuwatch(rundir, "diagnose", "--json")

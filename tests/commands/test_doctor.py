@@ -138,6 +138,7 @@ def sampler(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.process
 def test_a_sampler_that_hangs_or_crashes_is_a_sentence() -> None:
     _, why = ask_sampler(sampler("import time; time.sleep(60)"), patience_s=0.3)
     assert why == "the sampler gave no reading in 0 s: a driver hangs"
@@ -157,6 +158,7 @@ def test_an_unusable_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "GPUWATCH_DIR" in found.remedy
 
 
+@pytest.mark.process
 def test_the_command(rundir: Path) -> None:
     def run(*args: str) -> str:
         done = subprocess.run(

@@ -76,6 +76,7 @@ def spans(frame: RankFrame, name: str) -> Iterator[tuple[int, float]]:
             yield span.step, span.duration_ns / 1e6
 
 
+@pytest.mark.process
 def test_transformers(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("transformers", rundir, tmp_path)
     check_steps(frame, 2)
@@ -101,6 +102,7 @@ def test_transformers(rundir: Path, tmp_path: Path) -> None:
     assert 3 < state.loss < 5  # ln 64 = 4.2
 
 
+@pytest.mark.process
 def test_lightning(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("lightning", rundir, tmp_path)
     check_steps(frame, 4)
@@ -120,6 +122,7 @@ def test_lightning(rundir: Path, tmp_path: Path) -> None:
     assert 0 < state.loss < 10
 
 
+@pytest.mark.process
 def test_accelerate(rundir: Path, tmp_path: Path) -> None:
     frame, _ = train("accelerate", rundir, tmp_path)
     check_steps(frame, 4)

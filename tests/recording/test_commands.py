@@ -79,6 +79,7 @@ def quiet(view: View) -> int:
 # --- live --------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_real_run_is_the_same_live_and_replayed(rundir: Path, tmp_path: Path) -> None:
     path = tmp_path / "real.gpuwatch"
     stay = tmp_path / "go"
@@ -89,7 +90,7 @@ def test_a_real_run_is_the_same_live_and_replayed(rundir: Path, tmp_path: Path) 
         try:
             support.wait_until(lambda: quiet(session.view()) >= 8, 60, "the steps of the job")
             support.wait_until(
-                lambda: any(n.host and n.host.cores for n in session.view().nodes), 10, "sensors"
+                lambda: any(n.host and n.host.cores for n in session.view().nodes), 30, "sensors"
             )
         finally:
             session.close()
@@ -106,6 +107,7 @@ def test_a_real_run_is_the_same_live_and_replayed(rundir: Path, tmp_path: Path) 
     assert (told["file"], told["frames"], told["problem"]) == (str(path), len(recording), None)
 
 
+@pytest.mark.process
 def test_recording_until_the_run_ends_and_by_signal(rundir: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.gpuwatch", tmp_path / "cut.jsonl"
     errors = {name: (tmp_path / f"{name}.err") for name in ("whole", "cut", "killed")}
@@ -130,10 +132,10 @@ def test_recording_until_the_run_ends_and_by_signal(rundir: Path, tmp_path: Path
                 )
             by_kill.send_signal(signal.SIGKILL)
             by_signal.send_signal(signal.SIGINT)
-            assert by_signal.wait(10) == 0
+            assert by_signal.wait(30) == 0
             first.send_signal(signal.SIGTERM)
             second.send_signal(signal.SIGTERM)
-            assert to_end.wait(10) == 0
+            assert to_end.wait(30) == 0
             by_kill.wait(10)
     for path, state in ((whole, "ended"), (cut, "running"), (killed, "running")):
         view, recording = last_view(str(path))
@@ -166,6 +168,7 @@ def test_a_recording_begins_with_a_hello_of_its_run() -> None:
     assert _from_hello(held[:3], "mine") == held[:3]
 
 
+@pytest.mark.process
 def test_recording_for_a_time_waits_for_a_run(
     rundir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ def test_recording_for_a_time_waits_for_a_run(
     assert 1.0 < recording.duration_s < 4.0
 
 
+@pytest.mark.process
 def test_a_disk_that_is_full_and_other_places_that_do_not_do(
     rundir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +324,7 @@ def test_the_screen_on_a_recording(rundir: Path, trace: Path) -> None:
         assert "REPLAY" in shown
         assert "SIMULATED" in shown
         os.write(main, b"q")
-        support.wait_until(lambda: bool(text()) and process.poll() is not None, 10, "the end")
+        support.wait_until(lambda: bool(text()) and process.poll() is not None, 30, "the end")
         assert process.returncode == 0
     finally:
         if process.poll() is None:

@@ -297,6 +297,7 @@ except GpuwatchError as exc:
 """
 
 
+@pytest.mark.process
 def test_a_disk_that_fills_up_leaves_whole_frames(tmp_path: Path) -> None:
     path = tmp_path / "a.gpuwatch"
     limit = len(HEAD) + sum(4 + len(f) for f in frames(40)) // 2 + 7
@@ -308,8 +309,9 @@ def test_a_disk_that_fills_up_leaves_whole_frames(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r})\n" + FULL_DISK.format(
         tests=str(here), path=str(path)
     )
+    # -B: a module that is compiled there would be cut in its cache too, for everybody after it.
     done = subprocess.run(
-        [support.PYTHON, "-c", code],
+        [support.PYTHON, "-B", "-c", code],
         preexec_fn=limited,
         capture_output=True,
         text=True,

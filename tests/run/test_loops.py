@@ -51,6 +51,7 @@ def check(record: StepRecord) -> None:
         assert getattr(host, name) > 0, (record.index, name)
 
 
+@pytest.mark.process
 def test_loops_of_every_kind(rundir: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with job(rundir, log, [support.PYTHON, str(HERE / "loops.py")]) as running:
@@ -85,6 +86,7 @@ def test_loops_of_every_kind(rundir: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.process
 def test_a_loop_in_a_thread(rundir: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with job(rundir, log, [support.PYTHON, str(HERE / "loops.py"), "in_a_thread"]) as running:
@@ -95,6 +97,7 @@ def test_a_loop_in_a_thread(rundir: Path, tmp_path: Path) -> None:
         assert record.host.data_wait is not None
 
 
+@pytest.mark.process
 def test_an_optimizer_that_is_none_of_torchs(rundir: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with job(rundir, log, [support.PYTHON, str(HERE / "loops.py"), "none_of_torchs"]) as running:

@@ -14,6 +14,7 @@ COMPILED = [support.PYTHON, str(Path(__file__).parent / "compiled.py")]
 RUN = [*support.GPUWATCH, "run", "--no-card", "--"]
 
 
+@pytest.mark.process
 def test_compilers_do_the_same(rundir: Path) -> None:
     def run(prefix: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

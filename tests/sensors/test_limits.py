@@ -205,6 +205,7 @@ def quota_group(cores: float) -> Iterator[Path]:
                 time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_a_real_quota_and_its_throttling_are_seen() -> None:
     with quota_group(0.25) as group:
         busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -228,6 +229,7 @@ def test_a_real_quota_and_its_throttling_are_seen() -> None:
     assert held > 100.0
 
 
+@pytest.mark.process
 def test_a_process_pinned_to_one_core_and_one_without_a_quota() -> None:
     core = min(os.sched_getaffinity(0))
     idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -69,6 +69,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.process
 def test_every_value_with_its_unit_and_gpm_from_the_second_tick(stub: Stub) -> None:
     stub.write(
         *("count 2", *H100, *GPM, "gpu 1 sm 1200", "gpu 1 reasons 0x44"),
@@ -105,6 +106,7 @@ def test_every_value_with_its_unit_and_gpm_from_the_second_tick(stub: Stub) -> N
     assert value(gpus[1], "tensor_active") == 22
 
 
+@pytest.mark.process
 def test_without_gpm_it_says_why_and_counts_bytes(stub: Stub) -> None:
     state = ("count 2", *H100, *COUNTERS, "field 1 139 0 0 3", "gpu 1 gpm_query 1")
     stub.write(*state)
@@ -127,6 +129,7 @@ def test_without_gpm_it_says_why_and_counts_bytes(stub: Stub) -> None:
     assert value(second, "pcie_rx") == pytest.approx(3e9, rel=0.02)
 
 
+@pytest.mark.process
 def test_without_counters_pcie_is_sampled_now_and_then(stub: Stub) -> None:
     stub.write("count 1", *H100, "gpu * pcie_rx_kib 1000", "gpu * pcie_tx_kib 10")
     began_s = time.monotonic()
@@ -163,6 +166,7 @@ def test_a_driver_that_writes_past_the_fields_finds_room(stub: Stub) -> None:
     assert done.stdout.splitlines() == ["[0, 0, 3]", "['0xc6', '0x8a', '0x96', '0x5a5a5a5a']"]
 
 
+@pytest.mark.process
 def test_what_an_old_driver_lacks_has_an_elder_or_a_reason(stub: Stub) -> None:
     stub.write(
         *("count 2", *H100, "gpu 1 total 0"),
@@ -192,6 +196,7 @@ def test_what_an_old_driver_lacks_has_an_elder_or_a_reason(stub: Stub) -> None:
         assert "not supported" in reading(unified, name).reason
 
 
+@pytest.mark.process
 def test_no_process_is_dropped(stub: Stub) -> None:
     dead = 2**22 + 7  # above the kernel's largest pid
     me = os.getpid()
@@ -221,6 +226,7 @@ def test_no_process_is_dropped(stub: Stub) -> None:
     assert reading(third, "processes_memory").value is None
 
 
+@pytest.mark.process
 def test_a_lost_gpu_keeps_its_row_and_comes_back(stub: Stub) -> None:
     state = ("count 2", *H100, *GPM)
     stub.write(*state)
@@ -255,6 +261,7 @@ def test_a_lost_gpu_keeps_its_row_and_comes_back(stub: Stub) -> None:
     assert back.gpus[0].events == ()
 
 
+@pytest.mark.process
 def test_a_gpu_that_is_lost_from_the_start_has_a_row(stub: Stub) -> None:
     stub.write("count 2", *H100, *GPM, "fault 0 * 15")
     with SamplerRun(stub) as child:
@@ -269,6 +276,7 @@ def test_a_gpu_that_is_lost_from_the_start_has_a_row(stub: Stub) -> None:
     assert found.name == "NVIDIA H100 80GB HBM3"
 
 
+@pytest.mark.process
 def test_a_call_that_hangs_costs_only_gpu_readings(stub: Stub) -> None:
     state = ("count 2", *H100, *GPM)
     stub.write(*state)
@@ -295,6 +303,7 @@ def test_a_call_that_hangs_costs_only_gpu_readings(stub: Stub) -> None:
     assert all(f.host.readings["memory_used"].state == "ok" for f in following)
 
 
+@pytest.mark.process
 def test_it_quits_at_once_beneath_a_hanging_call(stub: Stub) -> None:
     stub.write("count 1", *H100, "delay * nvmlDeviceGetUtilizationRates 60000000")
     with SamplerRun(stub) as child:
@@ -308,6 +317,7 @@ def test_it_quits_at_once_beneath_a_hanging_call(stub: Stub) -> None:
     assert "nvmlShutdown" not in stub.counts()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -332,6 +342,7 @@ def test_an_initialisation_that_fails_is_one_sentence_and_is_tried_again(
             assert child.until(lambda f: f.gpus, "a GPU after all").gpus_reason == ""
 
 
+@pytest.mark.process
 def test_without_the_library_or_gpus(stub: Stub) -> None:
     stub.write("count 0")
     with SamplerRun(stub) as child:
@@ -345,6 +356,7 @@ def test_without_the_library_or_gpus(stub: Stub) -> None:
         assert child.process.poll() is None
 
 
+@pytest.mark.process
 def test_a_driver_that_goes_away_takes_no_row_with_it(stub: Stub) -> None:
     state = ("count 2", *H100, *GPM)
     stub.write(*state)
@@ -373,6 +385,7 @@ def test_a_driver_that_goes_away_takes_no_row_with_it(stub: Stub) -> None:
         assert counts["nvmlShutdown"].total == 1
 
 
+@pytest.mark.process
 def test_mig_devices_are_listed_with_their_parent(stub: Stub) -> None:
     stub.write(
         *("count 1", *H100, *GPM, "gpu 0 mig_mode 1"),
@@ -403,13 +416,14 @@ def test_mig_devices_are_listed_with_their_parent(stub: Stub) -> None:
     assert reading(remade, "sm_active").reason == "first sample"
 
 
+@pytest.mark.process
 def test_few_calls(stub: Stub) -> None:
     """At most ten calls a GPU and second, at the real beat, beyond the first tick's once."""
     stub.write("count 4", *H100, *GPM, "proc * compute 1 5000")
     with SamplerRun(stub, interval_s=1.0) as child:
         child.gpus()
         before, began_s = total(stub.counts()), time.monotonic()
-        for _ in range(5):
+        for _ in range(3):
             child.frame()
         calls, passed_s = total(stub.counts()) - before, time.monotonic() - began_s
     assert "nvmlDeviceGetPcieThroughput" not in stub.counts()
@@ -449,6 +463,7 @@ def use(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, text)
 
 
+@pytest.mark.process
 def test_the_supervisor_does_not_take_a_hanging_driver_for_a_dead_sampler(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +481,7 @@ def test_the_supervisor_does_not_take_a_hanging_driver_for_a_dead_sampler(
         watched.child.close()
 
 
+@pytest.mark.process
 def test_a_library_that_crashes_costs_only_gpu_readings(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +508,7 @@ def test_a_library_that_crashes_costs_only_gpu_readings(
         watched.child.close()
 
 
+@pytest.mark.process
 @pytest.mark.gpu
 def test_a_real_gpu(tmp_path: Path) -> None:
     """Shapes and ranges on whatever card is here; n/a needs a reason."""

@@ -3,7 +3,10 @@
 import threading
 import time
 
+import pytest
+
 from gpuwatch.schema import GpuSample
+from gpuwatch.sensors import gpus
 from gpuwatch.sensors.backend import Devices, known
 from gpuwatch.sensors.gpus import GpuBackend, NoGpus
 
@@ -56,7 +59,13 @@ def tick(backend: GpuBackend) -> Devices:
     return backend.sample()
 
 
-def test_a_sample_a_tick_and_ages_while_one_hangs() -> None:
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that answers at once is waited for, however busy the machine is."""
+    monkeypatch.setattr(gpus, "_PATIENCE_S", PATIENCE_S)
+
+
+def test_a_sample_a_tick_and_ages_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     vendor, clock = Vendor(), Clock()
     backend = GpuBackend(vendor, clock=clock)
     backend.probe()
@@ -68,16 +77,17 @@ def test_a_sample_a_tick_and_ages_while_one_hangs() -> None:
         second = tick(backend)
         assert second.gpus[0].readings["gpu_util"].value == before + 1
 
+        monkeypatch.setattr(gpus, "_PATIENCE_S", 0.6)
         vendor.go.clear()
         waited_s = time.monotonic()
         held = tick(backend)
         waited_s = time.monotonic() - waited_s
-        assert 0.1 < waited_s < 5.0  # once, it waits a moment
+        assert 0.5 < waited_s < PATIENCE_S  # once, it waits a moment
         assert held.gpus[0].readings["gpu_util"].value == before + 1
         clock.now_s += 2.0
         began_s = time.monotonic()
         aging = tick(backend)
-        assert time.monotonic() - began_s < 0.2  # and then not again
+        assert time.monotonic() - began_s < 0.5  # and then not again
         assert aging.gpus[0].readings["gpu_util"].age_s == 2.0
         assert aging.gpus[0].readings["gpu_util"].state == "ok"
         clock.now_s += 2.0
@@ -87,6 +97,7 @@ def test_a_sample_a_tick_and_ages_while_one_hangs() -> None:
         clock.now_s += 40.0
         assert tick(backend).gpus[0].readings["gpu_util"].state == "error"
 
+        monkeypatch.setattr(gpus, "_PATIENCE_S", PATIENCE_S)
         vendor.takes_s = 0.05
         vendor.go.set()
         deadline_s = time.monotonic() + PATIENCE_S
@@ -104,7 +115,8 @@ def test_a_sample_a_tick_and_ages_while_one_hangs() -> None:
     assert vendor.closed
 
 
-def test_nothing_is_closed_beneath_a_call() -> None:
+def test_nothing_is_closed_beneath_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_PATIENCE_S", 0.25)
     vendor = Vendor()
     vendor.go.clear()
     backend = GpuBackend(vendor)
@@ -112,7 +124,7 @@ def test_nothing_is_closed_beneath_a_call() -> None:
     assert tick(backend) == Devices((), "VND is starting")
     began_s = time.monotonic()
     assert backend.close() is False
-    assert time.monotonic() - began_s < 1.5
+    assert time.monotonic() - began_s < 10
     assert not vendor.closed
     vendor.go.set()
 
@@ -131,8 +143,8 @@ def test_an_error_of_ours_is_a_reason_and_the_thread_goes_on() -> None:
 
 
 def test_no_gpus_for_a_reason() -> None:
-    gpus = NoGpus("they crashed")
-    gpus.probe()
-    gpus.ask()
-    assert gpus.sample() == Devices((), "they crashed")
-    assert gpus.close()
+    none = NoGpus("they crashed")
+    none.probe()
+    none.ask()
+    assert none.sample() == Devices((), "they crashed")
+    assert none.close()

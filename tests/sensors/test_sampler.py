@@ -108,6 +108,7 @@ def busy() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     process.communicate()  # closes the pipe: the child ends
 
 
+@pytest.mark.process
 def test_two_frames_and_the_processes(
     child: Child, busy: tuple[subprocess.Popen[bytes], int]
 ) -> None:
@@ -192,6 +193,7 @@ def test_interrupt_does_not_end_it_and_terminate_does(child: Child) -> None:
     assert child.process.wait(PATIENCE_S) == -signal.SIGTERM
 
 
+@pytest.mark.process
 def test_it_dies_with_its_parent() -> None:
     """By the kernel's hand: its interval is too long for it to look itself, its stdin open."""
     stdin, feed = os.pipe()
@@ -215,6 +217,7 @@ def test_it_dies_with_its_parent() -> None:
         assert os.read(out, 65536) == b""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon", "1e9"])
 def test_an_interval_that_makes_no_sense_is_bad_usage(interval: str) -> None:
     done = subprocess.run(
@@ -229,6 +232,7 @@ def test_an_interval_that_makes_no_sense_is_bad_usage(interval: str) -> None:
     assert done.stdout == b""
 
 
+@pytest.mark.process
 def test_it_loads_nothing_heavy() -> None:
     code = (
         "import sys, gpuwatch.sensors.__main__\n"
