@@ -227,15 +227,16 @@ def _index(recording: Recording, file: IO[bytes]) -> None:
     fd = file.fileno()
     size = os.fstat(fd).st_size
     clock, damage = _Clock(), _Damage()
+    other: WireVersionError | None = None
     at = len(HEAD)
     while at < size:
         found = _frame_at(fd, at, size)
         if isinstance(found, bytes):
             try:
                 frame = decode_node_frame(found)
-            except WireVersionError as exc:
-                raise TargetError(f"{recording.path}: {exc}") from None
-            except FrameError:
+            except FrameError as exc:
+                # One of another version among others is one whose version was damaged.
+                other = exc if isinstance(exc, WireVersionError) else other
                 found = "what stands there is no frame"
             else:
                 if not len(recording):
@@ -252,6 +253,8 @@ def _index(recording: Recording, file: IO[bytes]) -> None:
         following = size if following is None else following
         damage.skip(at, following - at, found)
         at = following
+    if other is not None and not len(recording):
+        raise TargetError(f"{recording.path}: {other}")
     recording.problem = damage.sentence(recording.path)
     recording._file = file
 
