@@ -9,6 +9,7 @@ container="${2:-train}"
 mapfile -t pods < <(
   kubectl get pods --selector "job-name=$job" --field-selector status.phase=Running --output name
 )
+((${#pods[@]})) || { echo "pods.sh: no pod of the job $job runs" >&2; exit 1; }
 
 ways=()
 for pod in "${pods[@]}"; do

@@ -8,7 +8,10 @@ set -euo pipefail
 job="${1:?usage: watch.sh JOBID}"
 key="${GPUWATCH_KEYS:-$HOME/.gpuwatch-keys}/$job"
 port=$((20000 + job % 20000))
-mapfile -t nodes < <(scontrol show hostnames "$(squeue --jobs "$job" --noheader --format %N)")
+list="$(squeue --jobs "$job" --noheader --format %N)"
+[[ -n "$list" ]] || { echo "watch.sh: job $job has no nodes: it waits, or has ended" >&2; exit 1; }
+mapfile -t nodes < <(scontrol show hostnames "$list")
+((${#nodes[@]})) || { echo "watch.sh: the nodes $list have no names" >&2; exit 1; }
 
 if [[ -r "$key" ]]; then
   targets=()

@@ -1,7 +1,9 @@
 """`gpuwatch agent`: the node process."""
 
 import contextlib
+import ipaddress
 import os
+import select
 import signal
 import socket
 import sys
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
     from gpuwatch.wire.collect import JobKey
     from gpuwatch.wire.collect.listener import Address
 
-__all__ = ["agent", "check_door", "say_where"]
+__all__ = ["Lines", "agent", "check_door", "say_where"]
+
+_LINE_BYTES = 2048
+"""A pipe that can be written to takes 4096 at once (PIPE_BUF)."""
 
 
 @click.command()
@@ -62,7 +67,7 @@ def agent(detach: bool, idle_s: float, stdio: bool, listen: str | None, key: str
         return
     from gpuwatch.wire.publish import run_directory
 
-    directory = run_directory()
+    directory = run_directory().absolute()  # in the background it leaves the one it starts in
     if detach:
         _detach(str(directory / "agent.log"))
     from gpuwatch.commands.session import SAMPLER_ARGV
@@ -130,12 +135,55 @@ def check_door(listen: str | None, key: str | None) -> "tuple[Address, JobKey]":
 def say_where(listener: socket.socket, host: str) -> str:
     """Return the line that says where a door is; `host` is what was asked for."""
     port = listener.getsockname()[1]
-    there = host or socket.gethostname()
+    there = socket.gethostname() if _is_every_address(host) else host
     place = f"[{there}]" if ":" in there else there
     return (
         f"listening on {host or 'every address'}, port {port}; to look at it, type: "
         f"gpuwatch attach tcp://{place}:{port} --key FILE"
     )
+
+
+def _is_every_address(host: str) -> bool:
+    """Whether nobody can attach to it: 0.0.0.0 and :: are for listening only."""
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+class Lines:
+    """Says lines on a descriptor, and never waits: who reads it may have stopped reading.
+
+    Lines that nobody takes are left out; their number is said with the next one that is taken.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        self._left_out = 0
+
+    def __call__(self, text: str) -> None:
+        """Say it, if that can be done now."""
+        if self._descriptor is None:
+            return
+        before = f"gpuwatch: {self._left_out:,} lines are left out\n" if self._left_out else ""
+        data = f"{before}gpuwatch: {text}".encode("utf-8", "replace")[:_LINE_BYTES] + b"\n"
+        try:
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLOUT)
+            if not poll.poll(0):
+                self._left_out += 1
+                return
+            os.write(self._descriptor, data)
+        except OSError:
+            return  # its end was closed
+        self._left_out = 0
+
+
+def _stderr() -> int | None:
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _serve(address: "Address", key: "JobKey") -> None:
@@ -147,11 +195,7 @@ def _serve(address: "Address", key: "JobKey") -> None:
 
     directory = run_directory()
     with listen(address) as listener:
-
-        def say(text: str) -> None:
-            with contextlib.suppress(OSError, ValueError):
-                click.echo(f"gpuwatch: {text}", err=True)
-
+        say = Lines(_stderr())
         door = Door(directory, AGENT_ARGV, listener, key, package=__version__, say=say)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, door.stop)

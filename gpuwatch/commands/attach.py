@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpuwatch.commands.target import job_key, key_option
+
 if TYPE_CHECKING:
     from gpuwatch.commands.remote import RemoteSession
-    from gpuwatch.wire.collect import JobKey
 
 __all__ = ["attach"]
 
@@ -28,9 +29,7 @@ __all__ = ["attach"]
     metavar="CMD",
     help="gpuwatch over there, where it is not on the PATH.",
 )
-@click.option(
-    "--key", metavar="FILE", help="The key of the job, for tcp:// targets (a copy of its key file)."
-)
+@key_option
 @click.option("--json", "as_json", is_flag=True, help="Print one picture as JSON and exit.")
 @click.option(
     "--hz",
@@ -67,9 +66,7 @@ def attach(
     if len(targets) == 1 and not via and not is_remote(targets[0]):
         ctx.exit(_show_run(targets[0], as_json=as_json, hz=hz))
     why_not = "" if as_json else can_draw()
-    session, run = open_session(
-        targets, via=via, program=remote_command, key=_job_key(targets, key)
-    )
+    session, run = open_session(targets, via=via, program=remote_command, key=job_key(targets, key))
     try:
         if as_json or why_not:
             if why_not:
@@ -81,16 +78,6 @@ def attach(
             ctx.exit(watch_screen(hz=hz, run=run, session=session))
     finally:
         session.close()
-
-
-def _job_key(targets: tuple[str, ...], file: str | None) -> "JobKey | None":
-    if file is None:
-        return None
-    if not any(target.startswith("tcp://") for target in targets):
-        raise click.UsageError("--key is for tcp:// targets, and there is none")
-    from gpuwatch.wire.collect import load_key
-
-    return load_key(file)
 
 
 def _show_run(target: str, *, as_json: bool, hz: float) -> int:

@@ -1,6 +1,9 @@
 """The command group. Each command is imported when it is called, so that none pays for another."""
 
+import contextlib
+import errno
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -27,8 +30,24 @@ _COMMANDS = {
 }
 
 
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 class _Group(click.Group):
     """Knows its commands by name and loads them on use."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, and say in one sentence that there is no room for what was to be printed."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as exc:
+            # What is wrong with a file has its name in it; with a stream there is none.
+            if exc.errno not in _UNWRITABLE or exc.filename is not None:
+                raise
+            _lose_output()
+            with contextlib.suppress(OSError):
+                click.echo(f"gpuwatch: the output cannot be written: {exc.strerror}", err=True)
+            sys.exit(3)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -60,6 +79,14 @@ class _Group(click.Group):
             # The reader (head, less) has had enough: that is no error of ours.
             sys.stderr.close()
             ctx.exit(0)
+
+
+def _lose_output() -> None:
+    """Let what waits in stdout go nowhere: Python would try once more at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 @click.group(

@@ -6,6 +6,8 @@ import time
 
 import click
 
+from gpuwatch.commands.target import key_option
+
 __all__ = ["Duration", "diagnose"]
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,24 +43,31 @@ class Duration(click.ParamType[float]):
 @click.option(
     "--for", "for_s", type=Duration(), default=0.0, help="Watch so long before judging: 30s, 5m."
 )
+@key_option
 @click.pass_context
 def diagnose(
-    ctx: click.Context, target: str | None, as_json: bool, fail_on: str | None, for_s: float
+    ctx: click.Context,
+    target: str | None,
+    as_json: bool,
+    fail_on: str | None,
+    for_s: float,
+    key: str | None,
 ) -> None:
     """Say why the step of a run is not faster, and what to change.
 
     TARGET is a run id, its beginning, or a run's name; without it the newest run is judged. Or
-    another machine, ssh://[user@]host[:port][/run]. Or a recording or a trace, which is judged as
-    it is replayed: what is open at its end.
+    another machine, ssh://[user@]host[:port][/run], or tcp://host:port[/run] with --key. Or a
+    recording or a trace, which is judged as it is replayed: what is open at its end.
     """
     from gpuwatch.commands.shapes import diagnosis_document, finding_document
-    from gpuwatch.commands.target import named_run, open_target
+    from gpuwatch.commands.target import job_key, named_run, open_target
     from gpuwatch.commands.text import diagnosis_lines
     from gpuwatch.diagnosis import Engine
     from gpuwatch.diagnosis.types import SEVERITIES
     from gpuwatch.recording.read import is_recording
 
     recorded = None
+    unlocking = job_key([target], key)
     if target is not None and is_recording(target):
         from gpuwatch.commands.recorded import judged, narrate, recording_document
 
@@ -68,7 +77,7 @@ def diagnose(
         narrate(recorded)
         target = name = None
     else:
-        session, name = open_target(target)
+        session, name = open_target(target, key=unlocking)
         engine = Engine(open_after=1, ask=session.send)
         try:
             view = session.settled_view()

@@ -7,6 +7,7 @@ the job. When the first rank reports in it ends too, or becomes the witness that
 """
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -14,9 +15,10 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["flush_output", "start_lookout"]
+__all__ = ["flush_output", "start_apart", "start_lookout"]
 
 LOOK_S = 0.5
 """Between two looks, and then as long as a tenth of the job's age, at most `_SELDOM_S`."""
@@ -35,6 +37,34 @@ def flush_output() -> None:
             stream.flush()
 
 
+def start_apart(work: Callable[[], None]) -> None:
+    """Do `work` in a process that is no child of this one; returns when that has begun.
+
+    Raises:
+        OSError: there can be no more processes.
+    """
+    flush_output()
+    first = os.fork()
+    if first:
+        status = 0
+        # Whoever ignores SIGCHLD, or was started by who does, has no child to wait for.
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(first, 0)
+        if status:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return
+    # From here on nothing may return into the command line or print.
+    code = 1
+    try:
+        os.setsid()
+        second = os.fork()
+        code = 0
+        if second == 0:
+            work()
+    finally:
+        os._exit(code)
+
+
 def start_lookout(run: str, *, card: bool) -> None:
     """Fork the lookout for the job that this process is about to become; returns at once.
 
@@ -47,19 +77,14 @@ def start_lookout(run: str, *, card: bool) -> None:
     started_ticks = _started_ticks(job)
     if job == 1 or started_ticks is None:
         return  # in a container whose first process adopts every orphan, it would be a child
-    flush_output()
-    first = os.fork()
-    if first:
-        os.waitpid(first, 0)
-        return
-    # From here on nothing may return into the command line or print.
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            errors = _let_go()
-            _Lookout(job, started_ticks, run, Path(directory), errors, card).run()
-    finally:
-        os._exit(0)
+
+    def look_out() -> None:
+        errors = _let_go()
+        _Lookout(job, started_ticks, run, Path(directory), errors, card).run()
+
+    # Without room for a process the job goes on, and nobody says why nothing reports in.
+    with contextlib.suppress(OSError):
+        start_apart(look_out)
 
 
 def _let_go() -> int | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwatch.commands.diagnose import Duration
+from gpuwatch.commands.target import key_option
 
 if TYPE_CHECKING:
     from gpuwatch.commands.remote import RemoteSession
@@ -61,24 +62,31 @@ class _Size(click.ParamType[int]):
     show_default=True,
     help="End when the file is so large.",
 )
+@key_option
 def record(
-    target: str | None, output: str | None, as_jsonl: bool, for_s: float | None, limit_bytes: int
+    target: str | None,
+    output: str | None,
+    as_jsonl: bool,
+    for_s: float | None,
+    limit_bytes: int,
+    key: str | None,
 ) -> None:
     """Record a live run until it ends, until Ctrl-C, or for a time.
 
     TARGET is a run id, its beginning, or a run's name; without it the newest run is recorded, or
-    the first one that starts. Or another machine, ssh://[user@]host[:port][/run]. The last 600
-    steps before now are in the recording as well. Read it with gpuwatch replay, status, diagnose
-    or runs.
+    the first one that starts. Or another machine, ssh://[user@]host[:port][/run], or
+    tcp://host:port[/run] with --key. The last 600 steps before now are in the recording as well.
+    Read it with gpuwatch replay, status, diagnose or runs.
     """
-    from gpuwatch.commands.target import open_target
+    from gpuwatch.commands.target import job_key, open_target
     from gpuwatch.errors import AgentError
 
     if output == "-" and not as_jsonl and sys.stdout.isatty():
         raise click.UsageError("a recording is no text: name a file, or add --jsonl")
+    unlocking = job_key([target], key)
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with _stop_signals() as stopped:
-        session, name = open_target(target, tap=frames.put)
+        session, name = open_target(target, key=unlocking, tap=frames.put)
         try:
             held, run = _find(session, frames, name, target, stopped, for_s)
             if run is None:

@@ -1,6 +1,5 @@
 """Targets on other machines, and the session on them: one store, fed over several ways."""
 
-import contextlib
 import os
 import re
 import resource
@@ -81,17 +80,6 @@ _KEPT_RANKS = 40_000
 _FILES = 128
 _FILES_A_PIPE = 4  # three, and one of a command that is ending
 _FILES_A_SOCKET = 5  # the connection, three that wake who waits, and one that is closing
-
-
-class _Head(msgspec.Struct, array_like=True):
-    """The first fields of a rank frame: enough to tell whose it is."""
-
-    version: int
-    run: str
-    rank: int
-
-
-_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def is_remote(target: str) -> bool:
@@ -258,7 +246,7 @@ class RemoteSession:
         self._changes = 0
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._asked: dict[tuple[str, int], tuple[float, float]] = {}
-        self._owners: dict[tuple[str, int], Way] = {}
+        self._speakers: dict[str, Way] = {}
         self._incarnations: dict[Way, str] = {}
         self._names: dict[str, dict[Way, str]] = {}
         piped = [target for target in targets if isinstance(target, PipeTarget)]
@@ -295,9 +283,10 @@ class RemoteSession:
     def _take(self, way: Way, data: bytes, frame: NodeFrame, received_s: float) -> None:
         name = self._name_of(way, frame)
         if name != frame.node:
-            data = encode(msgspec.structs.replace(frame, node=name))
-        missing = self._store.apply(data, received_s)
-        self._own(way, frame)
+            frame = msgspec.structs.replace(frame, node=name)
+            data = encode(frame)
+        missing = self._store.apply(frame, received_s)
+        self._own(way, name)
         for run, rank in missing:
             key = (run, rank)
             asked_s, pause_s = self._asked.get(key, (0.0, 0.0))
@@ -321,14 +310,11 @@ class RemoteSession:
             names[way] = same[0] if same else new
         return names[way]
 
-    def _own(self, way: Way, frame: NodeFrame) -> None:
-        """Note which way the ranks of a frame are heard through: machines may share a name."""
-        if len(self._owners) > _KEPT_RANKS:
-            self._owners, self._asked = {}, {}
-        for raw in frame.frames:
-            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
-                head = _head_decoder.decode(raw)
-                self._owners[printable(head.run), head.rank] = way
+    def _own(self, way: Way, name: str) -> None:
+        """Note which way a node is heard through, by the name that it has here."""
+        if len(self._asked) > _KEPT_RANKS:
+            self._asked = {}
+        self._speakers[printable(name)] = way
 
     def _on_state(self, way: Way) -> None:
         if way.state == "live" and not way.trouble:
@@ -345,7 +331,7 @@ class RemoteSession:
         """Return the present picture."""
         view = self._store.view()
         ways = self._ways
-        owners = self._owners
+        owners = self._speakers
         away = {way for way in ways if not way.fresh}
         runs = tuple(_unheard(run, owners, away) for run in view.runs) if away else view.runs
         link, message = _link_of(ways)
@@ -403,8 +389,8 @@ class RemoteSession:
     ) -> str:
         """Queue a command for the nodes that have the run, or the rank, and return its id."""
         command = _command(verb, self._store.raw_run(run), rank, args)
-        owners = self._owners
-        found = {p for (r, n), p in list(owners.items()) if r == run and rank in (None, n)}
+        owners = self._speakers
+        found = {owners[name] for name in self._store.nodes_of(run, rank) if name in owners}
         for way in found or self._ways:
             self._send(way, command)
         return command.id
@@ -443,9 +429,9 @@ def _has_rate(node: NodeView) -> bool:
     return reading is not None and reading.value is not None
 
 
-def _unheard(run: RunView, owners: dict[tuple[str, int], Way], away: set[Way]) -> RunView:
+def _unheard(run: RunView, owners: dict[str, Way], away: set[Way]) -> RunView:
     """Return the run with the ranks that no way reaches now as silent."""
-    ranks = tuple(_silent(r, owners.get((r.run, r.rank)), away) for r in run.ranks)
+    ranks = tuple(_silent(r, owners.get(r.node), away) for r in run.ranks)
     return (
         run
         if all(a is b for a, b in zip(ranks, run.ranks, strict=True))

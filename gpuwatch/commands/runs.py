@@ -4,32 +4,37 @@ import json
 
 import click
 
+from gpuwatch.commands.target import key_option
+
 __all__ = ["runs"]
 
 
 @click.command()
 @click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def runs(target: str | None, as_json: bool) -> None:
+@key_option
+def runs(target: str | None, as_json: bool, key: str | None) -> None:
     """List the runs of this user on this machine, newest first.
 
     TARGET is a run id, its beginning, or a run's name, for that run alone; another machine,
-    ssh://[user@]host[:port], for the runs there; or a recording or a trace, for the runs in it.
+    ssh://[user@]host[:port], or tcp://host:port with --key, for the runs there; or a recording or a
+    trace, for the runs in it.
     """
     from dataclasses import replace
 
     from gpuwatch.commands.shapes import SCHEMA
-    from gpuwatch.commands.target import is_elsewhere, named_run, open_target
+    from gpuwatch.commands.target import is_elsewhere, job_key, named_run, open_target
     from gpuwatch.commands.text import runs_lines
     from gpuwatch.recording.read import is_recording
 
+    unlocking = job_key([target], key)
     if target is not None and is_recording(target):
         from gpuwatch.commands.recorded import last_view, narrate
 
         view, recorded = last_view(target)
         narrate(recorded)
     else:
-        session, name = open_target(target)
+        session, name = open_target(target, key=unlocking)
         try:
             view = session.settled_view()
         finally:

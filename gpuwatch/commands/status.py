@@ -4,13 +4,22 @@ import json
 
 import click
 
+from gpuwatch.commands.target import key_option
+
 __all__ = ["show_status", "status"]
 
 
-def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None = None) -> None:
+def show_status(
+    target: str | None,
+    *,
+    as_json: bool,
+    peak_tflops: float | None = None,
+    key: str | None = None,
+) -> None:
     """Print one picture of all runs, or of the named one, or the last one of a recording.
 
-    `peak_tflops` is the dense peak of the devices, where the user knows better than the table.
+    `peak_tflops` is the dense peak of the devices, where the user knows better than the table;
+    `key` the key file for a target over TCP.
 
     Raises:
         TargetError: no run of that name, or a recording that cannot be read.
@@ -18,18 +27,19 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
     from dataclasses import replace
 
     from gpuwatch.commands.shapes import status_document
-    from gpuwatch.commands.target import is_elsewhere, named_run, open_target
+    from gpuwatch.commands.target import is_elsewhere, job_key, named_run, open_target
     from gpuwatch.commands.text import status_lines
     from gpuwatch.recording.read import is_recording
 
     recorded = None
+    unlocking = job_key([target], key)
     if target is not None and is_recording(target):
         from gpuwatch.commands.recorded import last_view, narrate, recording_document
 
         view, recorded = last_view(target)
         narrate(recorded)
     else:
-        session, name = open_target(target)
+        session, name = open_target(target, key=unlocking)
         try:
             view = session.settled_view()
         finally:
@@ -63,11 +73,12 @@ def show_status(target: str | None, *, as_json: bool, peak_tflops: float | None 
     metavar="TFLOPS",
     help="Dense peak of the training dtype on these devices, for MFU.",
 )
-def status(target: str | None, as_json: bool, peak_tflops: float | None) -> None:
+@key_option
+def status(target: str | None, as_json: bool, peak_tflops: float | None, key: str | None) -> None:
     """Print one picture of runs, ranks and host.
 
     TARGET is a run id, its beginning, or a run's name; without it all runs are shown. Or another
-    machine, ssh://[user@]host[:port][/run]. Or a recording or a trace: then the picture is that at
-    its end.
+    machine, ssh://[user@]host[:port][/run], or tcp://host:port[/run] with --key. Or a recording or
+    a trace: then the picture is that at its end.
     """
-    show_status(target, as_json=as_json, peak_tflops=peak_tflops)
+    show_status(target, as_json=as_json, peak_tflops=peak_tflops, key=key)

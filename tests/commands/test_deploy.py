@@ -38,7 +38,9 @@ def commands_in(path: Path) -> Iterator[list[str]]:
         shown = line.strip()
         if shown.startswith("#") or "gpuwatch " not in shown:
             continue
-        calls = re.finditer(r"(?<![\w./-])gpuwatch ((?:attach|run|agent|keygen).*)", shown)
+        calls = re.finditer(
+            r"(?<![\w./-])gpuwatch ((?:attach|run|agent|keygen|status|diagnose|record).*)", shown
+        )
         for call in calls:
             words, before = call[1], shown[: call.start()][-1:]
             if before in {"'", '"'}:  # in quotes: it ends with them
@@ -65,9 +67,8 @@ def test_every_gpuwatch_command_can_be_parsed(path: Path) -> None:
                 assert context.params["command"], argv
             if context.params.get("listen"):
                 assert context.params["key"], argv
-            if any(
-                str(target).startswith("tcp://") for target in context.params.get("targets", ())
-            ):
+            targets = [context.params.get("target"), *context.params.get("targets", ())]
+            if any(str(target).startswith("tcp://") for target in targets):
                 assert context.params["key"], argv
     assert found or path.name == "security.md"
 
@@ -108,12 +109,12 @@ STANDINS = {
     "gpuwatch": """
         printf "%s|" "run-id=${GPUWATCH_RUN_ID:-}" gpuwatch "$@" >> "$LOG"
         echo >> "$LOG"
-        if [ "$1" = keygen ]; then : > "$2"; fi
+        if [ "$1" = keygen ]; then [ ! -e "$2" ] || exit 2; : > "$2"; fi
     """,
     "scontrol": 'if [ "$3" = "n[1-2]" ]; then echo n1; echo n2; else exit 9; fi',
-    "squeue": 'if [ "$2" = 4711 ]; then echo "n[1-2]"; else exit 9; fi',
+    "squeue": 'case "$2" in 4711) echo "n[1-2]";; 4712) ;; *) exit 9;; esac',
     "srun": 'shift; exec "$@"',
-    "kubectl": "echo pod/train-0-abc; echo pod/train-1-def",
+    "kubectl": 'if [ "$4" = job-name=train ]; then echo pod/train-0-abc; echo pod/train-1-def; fi',
     "ssh": 'printf "ssh %s: " "$1" >> "$LOG"; exec sh -c "$2"',
     # One word is for a shell, several are a command: as tmux does.
     "tmux": """
@@ -123,7 +124,7 @@ STANDINS = {
 }
 
 
-def called(tmp_path: Path, script: str, *argv: str, **env: str) -> list[str]:
+def called(tmp_path: Path, script: str, *argv: str, refusal: str = "", **env: str) -> list[str]:
     """Run a script and return the calls of gpuwatch, `|` between the words."""
     places = tmp_path / "bin"
     places.mkdir()
@@ -149,7 +150,10 @@ def called(tmp_path: Path, script: str, *argv: str, **env: str) -> list[str]:
         timeout=30,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (int(bool(refusal)), refusal)
+    if refusal:
+        assert not log.exists()
+        return []
     return log.read_text().splitlines()
 
 
@@ -161,8 +165,10 @@ def test_every_script_can_be_parsed(path: Path) -> None:
 
 def test_a_slurm_job_opens_a_door_and_is_watched_through_it(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    made, ran = called(tmp_path, "train.sbatch", **slurm)
     key = f"{tmp_path}/.gpuwatch-keys/4711"
+    Path(key).parent.mkdir(mode=0o700)
+    Path(key).touch()  # of this job, before it was queued again
+    made, ran = called(tmp_path, "train.sbatch", **slurm)
     assert made == f"run-id=|gpuwatch|keygen|{key}|"
     begin = f"run-id=slurm-4711|gpuwatch|run|--listen|:24711|--key|{key}|--|torchrun|--nnodes=2|"
     assert ran.startswith(begin)
@@ -187,6 +193,19 @@ def test_pods_are_watched_through_kubectl(tmp_path: Path) -> None:
     (watched,) = called(tmp_path, "pods.sh")
     ways = [f"kubectl exec -i pod/{name} -c train --" for name in ("train-0-abc", "train-1-def")]
     assert watched == f"run-id=|gpuwatch|attach|--via|{ways[0]}|--via|{ways[1]}|"
+
+
+@pytest.mark.parametrize(
+    ("script", "job", "words"),
+    [
+        ("watch.sh", "4712", "job 4712 has no nodes: it waits, or has ended"),
+        ("pods.sh", "other", "no pod of the job other runs"),
+    ],
+)
+def test_a_job_without_machines_is_one_sentence(
+    tmp_path: Path, script: str, job: str, words: str
+) -> None:
+    called(tmp_path, script, job, refusal=f"{script}: {words}\n")
 
 
 def test_machines_with_ssh_are_started_as_one_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def here(far: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         script = f"exec env GPUWATCH_DIR={far} {program} $1"
         monkeypatch.setenv("GPUWATCH_SSH", shlex.join(["sh", "-c", script]))
         yield directory
+
+
+def test_an_output_without_room_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["--help"], prog_name="gpuwatch")
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert said == "gpuwatch: the output cannot be written: No space left on device\n"
 
 
 def gpuwatch(*argv: str) -> Result:

@@ -10,17 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
 from click.testing import CliRunner
 
-from gpuwatch.commands.beside import is_first_on_node
+from gpuwatch.commands import agent, beside, remote
+from gpuwatch.commands.agent import Lines, say_where
+from gpuwatch.commands.beside import is_first_on_node, start_door
 from gpuwatch.commands.cli import cli
+from gpuwatch.commands.lookout import start_apart
 from gpuwatch.commands.remote import RemoteSession, open_session, parse_target
 from gpuwatch.errors import TargetError
+from gpuwatch.wire import collect
 from gpuwatch.wire.collect import JobKey, TcpTarget, listen, load_key, make_key
 from gpuwatch.wire.collect import way as way_of
 from gpuwatch.wire.collect.listener import Address
@@ -55,6 +61,10 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["attach", "tcp://127.0.0.1:1"], "needs the key of the job"),
         (["attach", "ssh://node1", "--key", "KEY"], "--key is for tcp:// targets"),
         (["attach", "tcp://127.0.0.1", "--key", "KEY"], "write tcp://host:port"),
+        (["status", "tcp://127.0.0.1:1"], "--key FILE"),
+        (["status", "ssh://node1", "--key", "KEY"], "--key is for tcp:// targets"),
+        (["record", "--key", "KEY"], "--key is for tcp:// targets"),
+        (["runs", "tcp://127.0.0.1:1", "--key", "BAD"], "no key file of gpu"),
         (["keygen", "KEY"], "is there already"),
         (["keygen"], "Missing argument 'FILE'"),
     ],
@@ -91,10 +101,70 @@ def test_a_key_is_made_once(tmp_path: Path) -> None:
         ({"SLURM_NTASKS": "16", "SLURM_PROCID": "8", "SLURM_LOCALID": "0"}, True),
         ({"SLURM_NTASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1"}, False),
         ({"SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, True),
+        ({"SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "WORLD_SIZE": "16"}, False),
+        ({"SLURM_NTASKS": "16", "SLURM_LOCALID": "0", "WORLD_SIZE": "16"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_LOCALID": "3"}, True),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, False),
+        ({"MPI_LOCALRANKID": "1"}, False),
+        ({"MPI_LOCALRANKID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1"}, False),
     ],
 )
 def test_there_is_one_door_on_a_node(environ: dict[str, str], first: bool) -> None:
     assert is_first_on_node(environ) is first
+
+
+@pytest.mark.parametrize("command", ["status", "runs", "diagnose", "record"])
+def test_one_picture_over_tcp_takes_a_key(
+    command: str, key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[object] = []
+
+    def refuse(targets: list[str], **given: object) -> None:
+        asked.extend((targets, given["key"]))
+        raise TargetError("enough")
+
+    monkeypatch.setattr(remote, "open_session", refuse)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, [command, "tcp://node1:5577/llama", "--key", key])
+    assert (done.exit_code, done.stderr) == (2, "gpuwatch: enough\n")
+    assert asked == [["tcp://node1:5577/llama"], load_key(key)]
+
+
+def test_where_a_door_is_can_be_typed() -> None:
+    here = re.escape(f"attach tcp://{socket.gethostname()}:")
+    for host in ("", "0.0.0.0"):
+        with listen(Address(host, 0)) as listener:
+            assert re.search(rf"{here}\d+ --key", say_where(listener, host))
+            assert re.search(rf"{here}\d+ --key", say_where(listener, "::"))
+            assert "attach tcp://[::1]:" in say_where(listener, "::1")
+
+
+def test_who_keeps_a_door_may_stop_reading() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        filled = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled += os.write(writing, bytes(4096))
+        os.set_blocking(writing, True)
+        say = Lines(writing)
+        say("one")
+        say("two")
+        while filled:
+            filled -= len(os.read(reading, filled))
+        say("three")
+        say("f" * 10_000)
+        lines = os.read(reading, 65536).decode().splitlines()
+        assert lines[:2] == ["gpuwatch: 2 lines are left out", "gpuwatch: three"]
+        assert lines[2].startswith("gpuwatch: fff")
+        assert len(lines[2]) < 4096
+        assert len(lines) == 3
+        Lines(None)("nobody")
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 # --- a door of its own -------------------------------------------------------------------------
@@ -287,6 +357,119 @@ def test_a_door_beside_a_command_is_there_as_long_as_that_runs(
     said = errors.read_text()
     assert said.count("\n") == 2, said
     assert "to look at it, type gpuwatch in another terminal" in said
+
+
+class StandIn:
+    """In place of a door: notes what it was given, says a word, and fails."""
+
+    def __init__(
+        self, directory: Path, _argv: object, listener: socket.socket, *_: object, **given: Any
+    ) -> None:
+        given["say"]("a word")
+        seen = {
+            "directory": str(directory),
+            "listens": listener.getsockname()[1] > 0,
+            "kept": min(listener.fileno(), given["until"]) > 2,
+            "cwd": os.getcwd(),
+        }
+        (directory / "seen").write_text(json.dumps(seen))
+
+    def stop(self, *_: object) -> None:
+        """Never called."""
+
+    def run(self) -> None:
+        raise OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (0, 1, 2)])
+def test_a_door_needs_no_streams_and_says_in_its_log_why_it_ends(
+    closed: tuple[int, ...], key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(collect, "Door", StandIn)
+    monkeypatch.setenv("GPUWATCH_DIR", "near")  # from where the command is started
+    monkeypatch.chdir(tmp_path)
+
+    def command() -> None:
+        for number in closed:
+            os.close(number)
+        (tmp_path / "said").write_text(start_door(Address("127.0.0.1", 0), load_key(key)))
+
+    start_apart(command)
+    log = tmp_path / "near" / "door.log"
+    support.wait_until(lambda: support.text_of(log).count("\n") == 2, 20, "two lines")
+    assert support.text_of(log) == (
+        "gpuwatch: a word\ngpuwatch: the door has ended: OSError: [Errno 24] Too many open files\n"
+    )
+    assert json.loads((tmp_path / "near" / "seen").read_text()) == {
+        "directory": str(tmp_path / "near"),
+        "listens": True,
+        "kept": True,
+        "cwd": "/",
+    }
+    support.wait_until(lambda: support.text_of(tmp_path / "said") != "", 20, "where it is")
+    assert "listening on 127.0.0.1, port " in support.text_of(tmp_path / "said")
+
+
+def test_a_node_process_in_the_background_keeps_its_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[object] = []
+
+    def refuse(directory: Path, **_: object) -> None:
+        seen.append(directory)
+        raise collect.AgentRunningError("one is there")
+
+    monkeypatch.setattr(agent, "_detach", seen.append)
+    monkeypatch.setattr(collect, "Agent", refuse)
+    monkeypatch.setenv("GPUWATCH_DIR", "near")
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(cli, ["agent", "--detach"]).exit_code == 0
+    assert seen == [str(tmp_path / "near" / "agent.log"), tmp_path / "near"]
+
+
+def test_a_log_begins_anew_when_it_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(beside, "_LOG_BYTES", 1000)
+    stderr = os.dup(2)
+    try:
+        with (tmp_path / "log").open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        for at in range(200):
+            beside._log(f"line {at}")
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert 1 < len(lines) < 70
+    assert lines[-1] == "gpuwatch: line 199"
+
+
+def test_why_there_is_no_door_beside_a_command_is_one_sentence(
+    rundir: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    late = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
+
+    def no_room() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    def said(host: str = "127.0.0.1") -> str:
+        sentence = start_door(Address(host, 0), load_key(key))
+        assert sentence.startswith("nobody can attach over TCP: ")
+        return sentence
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", no_room)
+        assert said().endswith("a process of its own (Resource temporarily unavailable)")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        assert "the first process of a container" in said()
+    with monkeypatch.context() as patch:
+        patch.setattr(beside, "_PATIENCE_S", 0.05)
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: held.wait(10) and late)
+        try:
+            assert "slow is looked up in vain; is the name server up?" in said("slow")
+        finally:
+            held.set()
 
 
 @pytest.mark.terminal

@@ -19,7 +19,7 @@ import pytest
 import support
 
 from gpuwatch.commands.card import MOST_LINES
-from gpuwatch.commands.lookout import _switches
+from gpuwatch.commands.lookout import _switches, start_apart, start_lookout
 from gpuwatch.commands.run import _is_first_rank, _run_id
 from gpuwatch.schema import RankFrame
 
@@ -338,6 +338,33 @@ def test_the_lookout_holds_nothing_and_ends_with_the_job(rundir: Path) -> None:
         job.kill()
         job.communicate()
         os.close(master)
+
+
+def test_a_lookout_that_cannot_be_keeps_nothing_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who ignores SIGCHLD has no child to wait for.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        start_apart((tmp_path / "done").touch)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    support.wait_until((tmp_path / "done").exists, SOON_S, "the work")
+    true = os.fork
+    forks = 0
+
+    def once() -> int:
+        nonlocal forks
+        forks += 1
+        if forks > 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return true()
+
+    monkeypatch.setattr(os, "fork", once)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        start_apart((tmp_path / "undone").touch)
+    start_lookout("a run", card=False)
+    assert not (tmp_path / "undone").exists()
 
 
 @pytest.mark.process

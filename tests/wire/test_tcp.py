@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,8 @@ from gpuwatch.wire.collect import door as doors
 from gpuwatch.wire.collect.complaints import why_no_connection, why_no_handshake
 from gpuwatch.wire.collect.listener import Address
 from gpuwatch.wire.collect.pipe import MAGIC, PIPE_VERSION, preamble
-from gpuwatch.wire.collect.tcpinfo import cut, received_bytes
+from gpuwatch.wire.collect.scout import Found, addresses_of
+from gpuwatch.wire.collect.tcpinfo import Unread, cut, received_bytes
 
 pytestmark = pytest.mark.process
 
@@ -144,6 +146,25 @@ def test_what_is_no_address_is_one_sentence(text: str) -> None:
     assert "\x1b" not in str(caught.value)
 
 
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that knows what nobody is called, and does not answer for others."""
+    true = socket.getaddrinfo
+    errors = {
+        "nowhere.invalid": socket.EAI_NONAME,
+        "later.invalid": socket.EAI_AGAIN,
+        "broken.invalid": socket.EAI_FAIL,
+    }
+
+    def look(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host in errors:
+            raise socket.gaierror(errors[host], "no")
+        return true(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+
+
+@pytest.mark.usefixtures("names")
 def test_a_port_that_is_taken_and_an_address_of_another_machine() -> None:
     with listen(Address("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
@@ -153,7 +174,43 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine() -> None:
         listen(Address("192.0.2.1", port))
     with pytest.raises(TargetError, match=r"no machine is called nowhere\.invalid"):
         listen(Address("nowhere.invalid", port))
+    for host in ("later.invalid", "broken.invalid"):
+        with pytest.raises(TargetError, match=f"{host} is looked up in vain; is the name server"):
+            listen(Address(host, port))
     listen(Address("127.0.0.1", port)).close()
+
+
+def test_a_name_that_is_looked_up_for_ever_and_a_family_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = threading.Event()
+    no_family = [(9999, socket.SOCK_STREAM, 0, "", ("", 0))]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(60) and no_family)
+        try:
+            with pytest.raises(TargetError, match=r"slow is looked up in vain"):
+                listen(Address("slow", 0), lookup_s=0.05)
+        finally:
+            answered.set()
+        with pytest.raises(TargetError, match=r"cannot listen on slow:0: Address family not"):
+            listen(Address("slow", 0))
+
+
+@pytest.mark.usefixtures("names")
+def test_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses_of("nowhere.invalid", 1).unknown
+    assert not addresses_of("later.invalid", 1).unknown
+    assert addresses_of("a" * 100 + ".invalid", 1).unknown  # no name at all
+    found = [
+        (family, 0, 0, "", (host, 1))
+        for family, host in (
+            (socket.AF_INET6, "::1"),
+            (socket.AF_INET, "127.0.0.1"),
+            (socket.AF_INET, "127.0.0.1"),
+        )
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert addresses_of("both", 1).addresses == ("127.0.0.1", "::1")
 
 
 # --- sentences ---------------------------------------------------------------------------------
@@ -395,7 +452,8 @@ def test_whoever_has_not_the_key_sees_nothing(opened: tuple[Door, int, list[str]
                 if kind == zmq.SUB:
                     one.subscribe(b"")
                 else:
-                    one.send(preamble("1"), zmq.NOBLOCK)
+                    with contextlib.suppress(zmq.Again):  # it is refused already
+                        one.send(preamble("1"), zmq.NOBLOCK)
                 sockets[name, kind] = one
         # The server's public half, and a pair of one's own: known to who has seen the file only.
         context: zmq.Context[zmq.Socket[bytes]] = stack.enter_context(zmq.Context())
@@ -492,6 +550,7 @@ def stranger(serve: Callable[[socket.socket], None]) -> Iterator[int]:
             one.close()
 
 
+@pytest.mark.usefixtures("names")
 def test_what_is_no_door_has_a_sentence_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scout, "LOOK_S", 0.5)
     monkeypatch.setattr(tcplink, "HANDSHAKE_S", 0.5)
@@ -509,15 +568,19 @@ def test_what_is_no_door_has_a_sentence_each(monkeypatch: pytest.MonkeyPatch) ->
         ports["keyless"] = router.bind_to_random_port("tcp://127.0.0.1")
         watcher = stack.enter_context(watching(*ports.values(), host="localhost"))
         unknown = stack.enter_context(watching(1, host="nowhere.invalid"))
-        ways = [*watcher.link.ways, *unknown.link.ways]
+        later = stack.enter_context(watching(1, host="later.invalid"))
+        ways = [*watcher.link.ways, *unknown.link.ways, *later.link.ways]
         support.wait_until(lambda: all(w.state == "lost" for w in ways), 20, "a word on each")
-        said = {name: way.trouble for name, way in zip([*ports, "unknown"], ways, strict=True)}
+        said = {
+            name: way.trouble for name, way in zip([*ports, "unknown", "later"], ways, strict=True)
+        }
     assert "does not say a word" in said["silent"]
     assert "is an ssh server; write ssh://localhost" in said["ssh"]
     assert "does not say a word" in said["closes"]
     assert said["nobody"].startswith(f"nobody listens on port {ports['nobody']} of localhost")
     assert "takes no key" in said["keyless"]
     assert said["unknown"].startswith("no machine is called nowhere.invalid")
+    assert said["later"] == "its name is looked up in vain; is the name server up?"
     assert watcher.frames == []
 
 
@@ -785,12 +848,56 @@ def test_a_door_that_means_ill_costs_bounded_memory_and_rate(
     assert grown_bytes < 150e6
 
 
+def test_what_the_protocol_adds_is_no_frame_that_waits() -> None:
+    unread = Unread(0.0)
+    received = now_s = 0
+    most = 0.0
+    while now_s < 10 * 86400:  # ten days of ten frames a second, with 430 bytes a second on top
+        now_s += 60
+        received += 60 * (30_000 + 430)
+        unread.take(600, 60 * 30_000)
+        most = max(most, unread.count(received, now_s))
+    assert most < 4096
+    # Nothing has been saved up meanwhile: what has no end is noticed as on the first day.
+    assert unread.count(received + 2**24, now_s + 1) > 2**24 - 4096
+    assert unread.count(received + 2**24, now_s + 601) > 2**24 - 602 * 512
+    unread.take(1, 2**24)  # a large frame on its way
+    assert unread.count(received + 2**24 + 42, now_s + 602) == 0
+
+
+def test_a_name_of_two_addresses_leads_to_the_one_where_a_door_is(
+    opened: tuple[Door, int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, port, _ = opened
+    two = Found(addresses=("127.0.0.2", "127.0.0.1"))
+    monkeypatch.setattr(tcplink, "addresses_of", lambda *_: two)
+    with watching(port, host="two") as watcher:
+        support.wait_until(lambda: watcher.way.attached == 1, 20, "a connection")
+        assert watcher.said == []
+        assert watcher.way._good_address == "127.0.0.1"
+    with listen(Address("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with watching(port, host="two") as watcher:
+        support.wait_until(lambda: bool(watcher.said), 20, "a sentence")
+        assert watcher.said[0].startswith(f"nobody listens on port {port} of two")
+        assert len(watcher.way._numbers) == 2
+
+
 def test_frames_of_a_door_are_what_its_node_process_sends(
     opened: tuple[Door, int, list[str]],
 ) -> None:
     _, port, _ = opened
     with watching(port) as watcher:
         watcher.more()
+        way = watcher.way
+        assert way._descriptor is not None
+
+        def added() -> int:
+            """What has come beyond whole frames."""
+            return (received_bytes(way._descriptor or 0) or 0) - way._unread._taken_bytes
+
+        # The handshake, and never less than what is counted for a frame.
+        support.wait_until(lambda: 0 < added() < 4096, 10, "all that has come")
         data = encode(watcher.frames[-1][1])
         assert decode_node_frame(data).incarnation != "pipe"
         seqs = [frame.seq for _, frame in watcher.frames]

@@ -1,13 +1,16 @@
 """Where a door listens: what an address means, and the socket on it."""
 
+import contextlib
 import errno
 import re
 import socket
+import threading
 import time
 from dataclasses import dataclass
 
 from gpuwatch.errors import TargetError
 from gpuwatch.frames import printable
+from gpuwatch.wire.collect.scout import is_unknown
 
 __all__ = ["Address", "ListenError", "listen", "parse_address"]
 
@@ -51,36 +54,75 @@ def parse_address(text: str) -> Address:
     return Address(found["host"].strip("[]").replace("*", ""), int(found["port"]))
 
 
-def listen(address: Address, *, patience_s: float = 0.0) -> socket.socket:
+def listen(
+    address: Address, *, patience_s: float = 0.0, lookup_s: float | None = None
+) -> socket.socket:
     """Return a socket that listens there; a port that is taken is waited for `patience_s`.
+
+    The name of a machine is looked up for at most `lookup_s`, without it for as long as the
+    resolver takes.
 
     Raises:
         ListenError: the port is taken, or the address is not one of this machine.
     """
     shown = address.text
     try:
-        (family, _, _, _, name), *_ = socket.getaddrinfo(
-            address.host or "0.0.0.0", address.port, type=socket.SOCK_STREAM
-        )
-    except (OSError, UnicodeError):
-        raise ListenError(
-            f"cannot listen on {shown}: no machine is called {address.host}"
-        ) from None
+        family, name = _looked_up(address, lookup_s)
+    except (OSError, UnicodeError) as exc:
+        why = f"no machine is called {address.host}"
+        if not is_unknown(exc):
+            why = f"{address.host} is looked up in vain; is the name server up?"
+        raise ListenError(f"cannot listen on {shown}: {why}") from None
     deadline_s = time.monotonic() + patience_s
     while True:
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made: socket.socket | None = None
         try:
+            made = socket.socket(family, socket.SOCK_STREAM)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(name)
             made.listen(_BACKLOG)
             made.setblocking(False)
         except OSError as exc:
-            made.close()
+            if made is not None:
+                made.close()
             if exc.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
                 raise ListenError(f"cannot listen on {shown}: {_why(exc, address)}") from None
             time.sleep(_AGAIN_S)
         else:
             return made
+
+
+_Name = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+
+
+def _looked_up(address: Address, lookup_s: float | None) -> _Name:
+    """Return the family and the name of a socket for an address.
+
+    Raises:
+        OSError, UnicodeError: the resolver's, or its word for "not now" when the time is up.
+    """
+    found: list[_Name | OSError | UnicodeError] = []
+
+    def look() -> None:
+        try:
+            (family, _, _, _, name), *_ = socket.getaddrinfo(
+                address.host or "0.0.0.0", address.port, type=socket.SOCK_STREAM
+            )
+            found.append((family, name))
+        except (OSError, UnicodeError) as exc:
+            found.append(exc)
+
+    if lookup_s is None or not address.host:
+        look()
+    else:
+        looking = threading.Thread(target=look, name="gpuwatch-lookup", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there can be no more threads
+            looking.start()
+            looking.join(lookup_s)
+    answer = found[0] if found else socket.gaierror(socket.EAI_AGAIN, "not in time")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _why(exc: OSError, address: Address) -> str:

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Found", "Scout", "address_of", "greeting_of"]
+__all__ = ["Found", "Scout", "addresses_of", "greeting_of", "is_unknown"]
 
 _THREADS = 8
 LOOK_S = 3.0
 _GREETING_BYTES = 64
+_ADDRESSES = 8
+_UNSURE = {socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_MEMORY, socket.EAI_SYSTEM}
 # The signature and the version of ZMTP 3.1: what a libzmq waits for before it says its mechanism.
 # With one of ours it would close before it had said its own, if they differ.
 _OURS = b"\xff" + bytes(8) + b"\x7f\x03\x01"
@@ -28,24 +30,34 @@ _Who = TypeVar("_Who")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a question: an address, or the error number of a connection, or a greeting.
+    """What came of a question: addresses, or the error number of a connection, or a greeting.
 
-    `unknown` says that no machine has the name.
+    `unknown` says that no machine has the name; without it and without addresses nobody knows.
     """
 
-    address: str = ""
+    addresses: tuple[str, ...] = ()
     unknown: bool = False
     number: int = 0
     greeting: bytes = b""
 
 
-def address_of(host: str, port: int) -> Found:
-    """Return the address of a name; it may take as long as the resolver does."""
+def is_unknown(exc: OSError | UnicodeError) -> bool:
+    """Whether getaddrinfo has failed since no machine has the name, and not for the moment."""
+    return not isinstance(exc, OSError) or exc.errno not in _UNSURE
+
+
+def addresses_of(host: str, port: int) -> Found:
+    """Return the addresses of a name; it may take as long as the resolver does.
+
+    Those of IPv4 come first: a door listens there unless it was told otherwise.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return Found(unknown=True)
-    return Found(address=str(found[0][4][0]))
+    except (OSError, UnicodeError) as exc:
+        return Found(unknown=is_unknown(exc))
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return Found(addresses=tuple(addresses)[:_ADDRESSES])
 
 
 def greeting_of(address: str, port: int) -> Found:

@@ -10,12 +10,44 @@ import os
 import socket
 import struct
 
-__all__ = ["cut", "received_bytes"]
+__all__ = ["Unread", "cut", "received_bytes"]
 
 # tcp_info of linux/tcp.h: tcpi_bytes_received, since Linux 4.1.
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128
 _INFO_BYTES = _RECEIVED_AT + _RECEIVED.size
+
+_PART_BYTES = 35
+"""What a message of CURVE (ZeroMQ RFC 26) and its ZMTP 3 frame add to each part, at the least: 2 of
+the frame, 8 of the command's name, 8 of the nonce, 16 of the box and 1 of flags."""
+_REST_BYTES_A_S = 512
+"""For all else: 7 bytes more of a long part, a heartbeat now and then."""
+
+
+class Unread:
+    """How much of what has come over a connection is no whole message yet, as a bound.
+
+    What comes out is less than what has come in, by what the protocol adds: on a connection of days
+    that is more than the largest message. So it is counted, and what remains of it is excused by
+    time; never more than is missing, so that nothing can be saved up.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._seen_s = now_s
+        self._taken_bytes = 0
+        self._excused_bytes = 0.0
+
+    def take(self, parts: int, size_bytes: int) -> None:
+        """Count a message that has come out."""
+        self._taken_bytes += size_bytes + parts * _PART_BYTES
+
+    def count(self, received_bytes: int, now_s: float) -> float:
+        """Return the bytes that wait, given how many have come in."""
+        missing = max(0, received_bytes - self._taken_bytes)
+        excused = self._excused_bytes + _REST_BYTES_A_S * (now_s - self._seen_s)
+        self._seen_s = now_s
+        self._excused_bytes = min(missing, excused)
+        return missing - self._excused_bytes
 
 
 def received_bytes(descriptor: int) -> int | None:

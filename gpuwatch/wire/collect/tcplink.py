@@ -33,8 +33,8 @@ from gpuwatch.wire.collect.complaints import (
     why_other_version,
 )
 from gpuwatch.wire.collect.pipe import PreambleReader, preamble
-from gpuwatch.wire.collect.scout import Found, Scout, address_of, greeting_of
-from gpuwatch.wire.collect.tcpinfo import received_bytes
+from gpuwatch.wire.collect.scout import Found, Scout, addresses_of, greeting_of
+from gpuwatch.wire.collect.tcpinfo import Unread, received_bytes
 from gpuwatch.wire.collect.way import (
     BURST_BYTES,
     FRAME_BYTES,
@@ -58,7 +58,7 @@ _ASK_AGAIN_S = 5.0
 _LOOK_S = 10.0
 """So long may it take to find out why a connection has failed, a hung resolver included."""
 _AHEAD_BYTES = 2 * MAX_FRAME_BYTES
-"""So much more may have come than was a frame: one of the largest, and those that wait."""
+"""So much may have come that is no frame yet: one of the largest, and those that wait."""
 _MOVED_BYTES = 8192
 """Fewer bytes are the pulse of a connection, not a large frame on its way over a slow one."""
 _QUEUE_FRAMES = 64
@@ -107,6 +107,9 @@ class TcpWay(Way):
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._address = ""
+        self._addresses: list[str] = []  # not tried yet, of the name
+        self._good_address = ""  # the last one that was a door
+        self._numbers: list[int] = []  # why the tried ones were none
         self._waiting: Callable[[Found], None] | None = None
         self._question = 0
         self._reset(start_s)
@@ -122,7 +125,7 @@ class TcpWay(Way):
         self._attach_s = 0.0
         self._asked_s = 0.0
         self._asked_id = ""
-        self._taken_bytes = 0
+        self._unread = Unread(now_s)
         self._tokens = float(BURST_BYTES)
         self._filled_s = now_s
         self._reading = False
@@ -150,7 +153,7 @@ class TcpWay(Way):
         self._refill(now_s)
         received = None if self._descriptor is None else received_bytes(self._descriptor)
         if received is not None:
-            if received - self._taken_bytes > _AHEAD_BYTES:
+            if self._unread.count(received, now_s) > _AHEAD_BYTES:
                 self._fail(Complaint("it sends a frame without an end and was let go", False))
                 return
             if received - self._moved_bytes >= _MOVED_BYTES:
@@ -171,10 +174,12 @@ class TcpWay(Way):
     def _find(self, now_s: float) -> None:
         """Begin a try: a name is looked up first, each time anew."""
         self._reset(now_s)
+        self._addresses = []
+        self._numbers = []
         try:
             ipaddress.ip_address(self.target.host.partition("%")[0])
         except ValueError:
-            self._wait(self._named, partial(address_of, self.target.host, self.target.port))
+            self._wait(self._named, partial(addresses_of, self.target.host, self.target.port))
         else:
             self._connect(self.target.host)
 
@@ -191,8 +196,10 @@ class TcpWay(Way):
             then(found)
 
     def _named(self, found: Found) -> None:
-        if found.address:
-            self._connect(found.address)
+        if found.addresses:
+            addresses = sorted(found.addresses, key=lambda one: one != self._good_address)
+            self._addresses = addresses[1:]
+            self._connect(addresses[0])
         elif found.unknown:
             self._fail(
                 Complaint(f"no machine is called {self.target.host}; look at the spelling", False)
@@ -239,6 +246,7 @@ class TcpWay(Way):
                 self._descriptor = value
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._opened = True
+                self._good_address = self._address
                 self._moved_s = now_s
                 self._refill(now_s)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -258,7 +266,13 @@ class TcpWay(Way):
 
     def _looked(self, found: Found) -> None:
         if found.number:
-            self._fail(why_no_connection(self.target, found.number))
+            self._numbers.append(found.number)
+            if self._addresses:
+                self._reset(time.monotonic())
+                self._connect(self._addresses.pop(0))
+                return
+            told = (n for n in (errno.ECONNREFUSED, errno.ETIMEDOUT) if n in self._numbers)
+            self._fail(why_no_connection(self.target, next(told, found.number)))
         else:
             self._fail(why_no_handshake(self.target, found.greeting))
 
@@ -309,7 +323,7 @@ class TcpWay(Way):
                     parts, size = parts + 1, size + len(one.recv(zmq.NOBLOCK))
             except zmq.ZMQError:
                 return
-            self._taken_bytes += size
+            self._unread.take(parts, size)
             self._tokens -= max(size, FRAME_BYTES)
             self._moved_s = received_s = time.monotonic()
             try:
