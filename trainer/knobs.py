@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "register_knobs"]
 
 _WORKERS_A_CPU = 4
+_MOST_WORKERS = 32  # what waits for a disk or a network may be more than the CPUs
 _MOST_PREFETCH = 64
 _MOST_ACCUMULATED = 1024
 _MOST_LOG_STEPS = 1_000_000
@@ -75,7 +76,7 @@ def register_knobs(trainer: "Trainer", config: Config) -> None:
 
     workers, prefetch = loader_now()
     after = "after the step that begins now"
-    high = max(workers, _WORKERS_A_CPU * usable_cpus())
+    high = max(workers, _WORKERS_A_CPU * usable_cpus(), _MOST_WORKERS)
     knob("num_workers", workers, set_workers, low=0, high=high, effective=after)
     high = max(prefetch, _MOST_PREFETCH)
     knob("prefetch_factor", prefetch, set_prefetch, low=1, high=high, effective=after)

@@ -1,7 +1,8 @@
 """Inside the training process: marks, accounting and the telemetry thread.
 
 Nothing here raises into the caller's loop, synchronizes a device, or keeps the process from
-exiting. In a forked child the probe is silent.
+exiting. What a person asks for may cost more: the end of a profile waits for the device, and so do
+the few steps before a change that every rank makes together. In a forked child the probe is silent.
 """
 
 import atexit
@@ -197,6 +198,7 @@ def unwatch() -> None:
         pending.disarm()
         pending.marks.remove()
     if probe is not None and probe.pid == os.getpid():
+        probe.telemetry.recall()
         probe.marks.remove()
         probe.marks.desk.close()
         probe.recorder.finish()
@@ -340,7 +342,9 @@ def knob(
         choices: the texts allowed, where it is one.
         effective: when a change takes effect, in words.
         together: every rank must have the same value in the same step. A change is refused for one
-            rank alone; for all it is made on a step that they have agreed upon.
+            rank alone; for all it is made on a step that they have agreed upon, before which each
+            waits for its CUDA device at every step, a few of them. A rank that has missed that step
+            changes nothing, and answers that the ranks may differ.
 
     Raises:
         ValueError: the declaration is wrong, whether the process is watched or not.

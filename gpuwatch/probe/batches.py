@@ -45,7 +45,8 @@ class Padding:
 
 
 class Sight(NamedTuple):
-    """A batch looked at closer: bytes of its tensors, padding, and tokens in a sequence.
+    """A batch looked at closer: bytes of its tensors, padding, tokens in a sequence, and whether
+    its first tensor is on a device.
 
     None is what cannot be told. Packed sequences (`position_ids` beside a single row) have no
     length in common.
@@ -54,6 +55,7 @@ class Sight(NamedTuple):
     size_bytes: int | None
     padding: Padding | None
     sequence: int | None
+    on_device: bool = False
 
 
 def batch_samples(batch: object, nesting: int = _NESTING) -> int | None:
@@ -97,6 +99,7 @@ def look(batch: object) -> Sight:
         _size_bytes(batch),
         Padding(mask) if mask is not None and _is_padding_mask(mask) else None,
         _sequence(batch, ids),
+        _on_device(batch),
     )
 
 
@@ -126,6 +129,18 @@ def _sequence(batch: object, ids: torch.Tensor | None) -> int | None:
     if ids.shape[0] == 1 and _part(batch, "position_ids") is not None:
         return None
     return int(ids.shape[1])
+
+
+def _on_device(batch: object) -> bool:
+    """Whether the first tensor of a batch is on a device; not if there is none near."""
+    for _ in range(_NESTING + 1):
+        if isinstance(batch, torch.Tensor):
+            return batch.device.type != "cpu"
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        if not isinstance(batch, (*_SEQUENCES, Mapping)):
+            return False
+        batch = next(iter(values), None)  # type: ignore[call-overload]
+    return False
 
 
 def _size_bytes(batch: object) -> int | None:

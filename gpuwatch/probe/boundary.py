@@ -40,8 +40,23 @@ class Job(Protocol):
         ...
 
     def close(self) -> Outcome | None:
-        """The training ends."""
+        """The training ends, or nobody took it up in time: then in the telemetry thread."""
         ...
+
+
+class _Laid(NamedTuple):
+    """A job in the inbox. Whoever gets the one item of `open` decides what becomes of it."""
+
+    job: Job
+    until_s: float
+    open: list[None]
+
+    def claim(self) -> bool:
+        try:
+            self.open.pop()
+        except IndexError:
+            return False
+        return True
 
 
 class Desk:
@@ -55,7 +70,7 @@ class Desk:
     def __init__(self, recorder: Recorder, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._inbox: deque[tuple[Job, float]] = deque()
+        self._inbox: deque[_Laid] = deque()
         self._held: list[Job] = []
         self._seen = 0  # the tick of the last boundary
         self._since_fetch: set[int] = set()  # optimizers that have stepped since the last fetch
@@ -73,10 +88,22 @@ class Desk:
             # Whoever is between the optimizer and the fetch now has this boundary behind it.
             self._seen = self._recorder.attempts
             self._since_fetch.clear()
-        self._inbox.append((job, self._clock() + ttl_s))
+        self._inbox.append(_Laid(job, self._clock() + ttl_s, [None]))
         self.due = True
 
+    def expire(self) -> None:
+        """End what nobody has taken up within its time: the training may stand for ever."""
+        now_s = self._clock()
+        for laid in list(self._inbox):
+            if now_s > laid.until_s and laid.claim():
+                self._end(laid.job, _EXPIRED)
+
     # --- the training thread -------------------------------------------------------------------
+
+    @property
+    def tick(self) -> int:
+        """The tick of the last boundary, or of one that has begun since."""
+        return self._recorder.said or self._recorder.attempts or self.fetches
 
     def fetching(self) -> None:
         """A fetch begins."""
@@ -106,11 +133,13 @@ class Desk:
         self._seen = self._recorder.attempts
         self.due = False  # before the inbox is looked at: what comes later sets it again
         while self._inbox:
-            job, until_s = self._inbox.popleft()
-            if self._clock() > until_s:
-                self._end(job, _EXPIRED)
+            laid = self._inbox.popleft()
+            if not laid.claim():
+                continue  # it was answered as expired
+            if self._clock() > laid.until_s:
+                self._end(laid.job, _EXPIRED)
             else:
-                self._held.append(job)
+                self._held.append(laid.job)
         self._each(lambda job: job.work(tick))
         if self._held:
             self.due = True
@@ -141,7 +170,9 @@ class Desk:
         """The training ends: nothing more is done."""
         self._each(lambda job: job.close() or Outcome("error", _ENDED))
         while self._inbox:
-            self._end(self._inbox.popleft()[0], _ENDED)
+            laid = self._inbox.popleft()
+            if laid.claim():
+                self._end(laid.job, _ENDED)
         self.due = False
 
 

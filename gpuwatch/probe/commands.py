@@ -144,7 +144,8 @@ class Commands:
     # --- frames --------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take what the training thread has done since."""
+        """Take what the training thread has done since, and what it has not come to in time."""
+        self._desk.expire()
         outcomes = self._desk.outcomes
         while outcomes:
             ident, outcome = outcomes.popleft()

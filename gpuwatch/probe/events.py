@@ -266,7 +266,7 @@ class Replay:
         if accountant.manual:
             return Pace(accountant.index, self._said)
         if not self._attempts:
-            return Pace(accountant.index, fetches)
+            return Pace(accountant.index, fetches, by_fetches=True)
         closed, per_step = accountant.attempts_closed(self._attempts)
         return Pace(accountant.index, closed, per_step)
 

@@ -6,12 +6,13 @@ DataLoader that the training fetches from, which torch reads anew for every iter
 
 import json
 import math
+import multiprocessing
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuwatch.probe.agree import Agreement, group_store
+from gpuwatch.probe.agree import Agreement, MissedError, group_store
 from gpuwatch.probe.boundary import Job, Outcome
 from gpuwatch.probe.commands import only, text_arg, whole_arg
 from gpuwatch.probe.pace import CommandError, Pace, ahead_of
@@ -25,6 +26,10 @@ Value = int | float | str | bool
 _MOST = 64
 _MOST_PREFETCH = 64
 _WORKERS_A_CORE = 4
+_MOST_WORKERS = 32
+"""Workers that wait for a disk or a network are more than there are cores; their memory is the
+user's to judge."""
+
 _FAR = 1e18  # as in the schema
 
 
@@ -193,6 +198,11 @@ class Knobs:
                 )
             if group_store() is None:
                 raise CommandError(f"{name} needs a process group through which the ranks agree")
+            if pace.by_fetches:
+                raise CommandError(
+                    f"{name} needs steps that every rank counts alike, and no optimizer step was "
+                    "seen: call gpuwatch.step() after each"
+                )
         when = "" if at is None else f" at step {at}"
         together = live.together and not alone
         return f"{name} {live.value} -> {value}{when}", _Set(
@@ -262,7 +272,7 @@ class _Set:
             agreed = self._agree(tick)
             if isinstance(agreed, Outcome):
                 return agreed
-            if agreed is None or tick < max(agreed, self._tick or 0):
+            if agreed is None or tick < agreed:
                 return None
             at = f"from step {self._pace.step_at(tick)} on, on every rank"
         elif self._tick is not None:
@@ -279,10 +289,15 @@ class _Set:
             store, rank, world_size = group
             self._agreement = Agreement(store, self.id, rank, world_size)
         try:
-            return self._agreement.look(tick, self._pace.per_step)
+            return self._agreement.look(tick, self._pace.per_step, self._tick or 0)
         except TimeoutError:
             return Outcome(
                 "error", f"not every rank came to have it in time, and {self._name} stays on all"
+            )
+        except MissedError as exc:
+            return Outcome(
+                "error",
+                f"{exc}: {self._name} stays as it was here, and the ranks may differ now",
             )
 
     def glance(self) -> Outcome | None:
@@ -295,11 +310,19 @@ class _Set:
 # --- the probe's own ---------------------------------------------------------------------------
 
 
-def loader_knobs(reference: "weakref.ref[Any] | None", batches: int | None) -> Sequence[Live]:
+def loader_knobs(
+    reference: "weakref.ref[Any] | None", batches: int | None, *, on_device: bool = False
+) -> Sequence[Live]:
     """Return the knobs of the DataLoader that the training fetches from, none if it is not known.
 
     torch reads both settings when an iterator is made, so they take effect with the next one; the
     iterator of persistent workers is let go of, so that there is a next one.
+
+    Args:
+        reference: to the loader.
+        batches: in an epoch of it, None if that is not known.
+        on_device: whether its batches come to the training on a device: what touches one cannot
+            be done in a forked worker.
     """
     loader = reference() if reference is not None else None
     if loader is None or not hasattr(loader, "num_workers"):
@@ -311,12 +334,12 @@ def loader_knobs(reference: "weakref.ref[Any] | None", batches: int | None) -> S
     ref = reference
 
     def workers(value: int) -> None:
-        _change(ref, num_workers=value)
+        _change(ref, num_workers=value, on_device=on_device)
 
     def prefetch(value: int) -> None:
         _change(ref, prefetch_factor=value)
 
-    high = max(_WORKERS_A_CORE * (cores or 1), loader.num_workers)
+    high = max(_WORKERS_A_CORE * (cores or 1), _MOST_WORKERS, loader.num_workers)
     found = [
         Live("num_workers", int(loader.num_workers), workers, low=0, high=high, effective=effective)
     ]
@@ -340,6 +363,7 @@ def _change(
     *,
     num_workers: int | None = None,
     prefetch_factor: int | None = None,
+    on_device: bool = False,
 ) -> None:
     from torch.utils.data import IterableDataset
 
@@ -354,6 +378,20 @@ def _change(
             )
         if num_workers == 0 and loader.timeout:
             raise ValueError("num_workers stays above 0: the loader has a timeout")
+        if num_workers and not loader.num_workers:
+            # What fails in a start of workers fails in the user's loop: nothing has proved yet that
+            # this loader can have some.
+            method = _start_method(loader)
+            if method != "fork":
+                raise ValueError(
+                    f"num_workers stays 0: workers are started by {method} here, and whether the "
+                    "dataset can be pickled is not known"
+                )
+            if on_device:
+                raise ValueError(
+                    "num_workers stays 0: the batches are on a device, and a forked worker cannot "
+                    "use it"
+                )
         if num_workers and loader.prefetch_factor is None:
             loader.prefetch_factor = 2  # torch's own default
         loader.num_workers = num_workers
@@ -363,3 +401,9 @@ def _change(
         loader.prefetch_factor = prefetch_factor
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None
+
+
+def _start_method(loader: Any) -> str:
+    context = loader.multiprocessing_context or multiprocessing
+    method: str = context.get_start_method()
+    return method

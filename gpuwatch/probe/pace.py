@@ -15,12 +15,14 @@ class Pace(NamedTuple):
     """How the ticks that the training thread counts become steps.
 
     Step `step` runs (or is about to begin) at `tick`, and `per_step` ticks make a step: attempts
-    of optimizers, or calls of `step()` where there are some.
+    of optimizers, or calls of `step()` where there are some. `by_fetches` says that there is
+    neither: fetches are counted while somebody looks, and only on this rank.
     """
 
     step: int
     tick: int
     per_step: int = 1
+    by_fetches: bool = False
 
     def step_at(self, tick: int) -> int:
         """The index of the step that begins at a boundary with that tick."""

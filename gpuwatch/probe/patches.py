@@ -108,6 +108,7 @@ class Marks:
         self.config_version = 0
         self.loaders: dict[str, Loader] = {}
         self.origins: dict[str, weakref.ref[Any]] = {}
+        self.device_batches: set[str] = set()  # keys of loaders whose batches are on a device
         self.desk = Desk(recorder)
         self.ddp: Ddp | None = None
         self.workers = Workers()
@@ -296,6 +297,8 @@ class Marks:
         """Look closer at a batch, whose iterator's first it is since `first_ns`; its padding."""
         seen = look(batch)
         self.signals.sequences[key] = seen.sequence
+        if seen.on_device:
+            self.device_batches.add(key)
         loader = self.loaders[key]
         told = loader.batch_bytes
         size = seen.size_bytes

@@ -55,6 +55,7 @@ KEPT_RECORDS = 600
 KEPT_SPANS = 64
 _RECORDS_A_FRAME = 1024
 _ANNOUNCE_CHECK_S = 10.0
+_JOINS = 10
 _NO_OPTIMIZER = "no optimizer step is seen: it is compiled into the step, or is none of torch's"
 _NO_BACKWARD = "no backward is seen: the step is compiled as a whole, or does without autograd"
 _SHOWN = ("loss", "learning_rate", "grad_norm", "loss_scale")
@@ -153,15 +154,26 @@ class Telemetry:
         self._thread = threading.Thread(target=self._run, name="gpuwatch-telemetry", daemon=True)
         self._thread.start()
 
+    def recall(self) -> None:
+        """End a profile that another thread than the calling one runs; waits a second at most."""
+        self._profiles.recall()
+
     def stop(self, bye: Bye, timeout_s: float = 1.0) -> None:
-        """Say goodbye and end the thread; waits at most `timeout_s`."""
+        """Say goodbye and end the thread; waits at most `timeout_s`.
+
+        Time in which a profile that is being read holds the GIL does not count: the thread could
+        not say goodbye in it.
+        """
         if os.getpid() != self._pid or self._thread is None:
             return
         self._bye = bye
         self._stop = True
         with contextlib.suppress(OSError):
             os.write(self._wake_w, b"x")
-        self._thread.join(timeout_s)
+        for _ in range(_JOINS):
+            self._thread.join(timeout_s / _JOINS)
+            if not self._thread.is_alive():
+                break
 
     # --- the thread ----------------------------------------------------------------------------
 
@@ -204,10 +216,10 @@ class Telemetry:
                     sockets.publish(self._frame())
                 for who, payload in sockets.wait(_ms_until(next_flush_s)):
                     self._answer(sockets, who, payload)
-            self._profiles.close()
             while self._more():
                 sockets.publish(self._frame())
             sockets.publish(self._frame(bye=self._last_words()))
+            self._profiles.close()
             # A subscriber that has just connected is still shaking hands: let the frame out.
             time.sleep(0.02)
         finally:
@@ -415,8 +427,7 @@ class Telemetry:
                 self._latest[name] = value
         if raw.loader != self._loader:
             self._loader = raw.loader
-            if self._control:
-                self._changed()
+            self._changed()
         if record.tokens:
             self._tokens = record.tokens, record.loader
         return record
@@ -550,11 +561,13 @@ class Telemetry:
         return self._records[-1].step_ns / 1e9 if self._records else 0.0
 
     def _loader_knobs(self) -> Sequence[Live]:
-        if not self._control:
-            return ()
         loader = self._marks.loaders.get(self._loader)
         batches = None if loader is None else loader.length
-        return loader_knobs(self._marks.origins.get(self._loader), batches)
+        return loader_knobs(
+            self._marks.origins.get(self._loader),
+            batches,
+            on_device=self._loader in self._marks.device_batches,
+        )
 
     def _stack(self, command: Command) -> tuple[str, str]:
         only(command)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builders import node_frame, rank_frame
 
+from gpuwatch.frames import decode_rank_frame
 from gpuwatch.probe.boundary import Desk, Outcome
 from gpuwatch.probe.commands import WAITING, Commands
 from gpuwatch.probe.events import (
@@ -18,7 +19,9 @@ from gpuwatch.probe.events import (
     Replay,
 )
 from gpuwatch.probe.pace import CommandError, Pace, ahead_of
-from gpuwatch.schema import WIRE_VERSION, Command, Logged
+from gpuwatch.probe.patches import Marks
+from gpuwatch.probe.telemetry import Telemetry
+from gpuwatch.schema import WIRE_VERSION, Bye, Command, Logged
 from gpuwatch.store import Store
 from gpuwatch.wire.collect.agent import Agent
 
@@ -171,6 +174,48 @@ def test_a_command_has_a_time_to_live_from_its_receipt(step_s: float, lives: boo
     assert (ident, status) == ("a", "done" if lives else "error")
     assert lives or message.startswith("expired: ")
     assert rank.jobs[0].closed == (0 if lives else 1)
+
+
+def test_in_a_hang_a_command_is_answered_when_its_time_is_over() -> None:
+    rank = Rank()
+    for n in range(WAITING):
+        rank.send(str(n), ttl_s=10.0)
+    rank.now_s = 9.0
+    assert rank.fresh() == []
+    rank.now_s = 11.0
+    rank.commands.collect()
+    assert rank.send("0").message.startswith("expired: no step boundary came")
+    assert [job.closed for job in rank.jobs] == [1] * WAITING
+    assert rank.send("later").status == "accepted"  # their places are free
+    rank.step()
+    assert [job.ticks for job in rank.jobs] == [[]] * WAITING + [[1]]
+    assert [job.closed for job in rank.jobs] == [1] * WAITING + [0]
+    rank.desk.close()
+    assert [status for _, status, _ in rank.fresh() + rank.fresh()] == ["error"] * 16 + ["done"]
+
+
+def test_the_goodbye_does_not_wait_for_a_profile_that_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = Marks(Recorder(), pytest.fail)
+    telemetry = Telemetry(
+        marks._recorder, marks, name="", control=False, notices=[], warn=pytest.fail
+    )
+    said: list[str] = []
+
+    class Sockets:
+        def publish(self, frame: bytes) -> None:
+            said.append("bye" if decode_rank_frame(frame).bye else "frame")
+
+        def close(self) -> None:
+            said.append("closed")
+
+    monkeypatch.setattr(telemetry, "_open", Sockets)
+    monkeypatch.setattr(telemetry._profiles, "close", lambda: said.append("waited"))
+    telemetry._bye = Bye("finished")
+    telemetry._stop = True
+    telemetry._serve()
+    assert said == ["bye", "waited", "closed"]
 
 
 def test_what_fails_is_an_answer_and_the_desk_goes_on() -> None:

@@ -12,12 +12,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gpuwatch
 from gpuwatch.probe import knobs as module
-from gpuwatch.probe.agree import FOLLOWER_S, LEADER_S, Agreement
+from gpuwatch.probe.agree import FOLLOWER_S, LEADER_S, Agreement, MissedError
+from gpuwatch.probe.batches import look
 from gpuwatch.probe.boundary import Outcome
-from gpuwatch.probe.events import Recorder
+from gpuwatch.probe.events import Recorder, Replay
 from gpuwatch.probe.knobs import Knobs, Live, loader_knobs
 from gpuwatch.probe.pace import CommandError, Pace
 from gpuwatch.probe.patches import Marks
+from gpuwatch.probe.telemetry import Telemetry
 from gpuwatch.schema import WIRE_VERSION, Command
 
 PACE = Pace(step=5, tick=50)
@@ -206,6 +208,56 @@ def test_without_rank_0_the_others_decide_that_nothing_changes() -> None:
         zero.look(12, 1)
 
 
+def test_a_rank_that_has_passed_the_step_changes_nothing() -> None:
+    zero, one = Ranks(2).each
+    assert one.look(20, 1) is None  # its host has run ahead
+    assert zero.look(10, 1) == 13
+    with pytest.raises(MissedError, match="this rank had passed the step"):
+        one.look(21, 1)
+    # A boundary that leaps over the step is the first one after it on every rank.
+    zero, one = Ranks(2).each
+    assert one.look(10, 1) is None
+    assert zero.look(10, 1) == 13
+    assert one.look(14, 1) == 13
+
+
+def test_an_error_of_the_store_is_tried_again_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(2)
+    zero, one = ranks.each
+    assert one.look(10, 1) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(zero, "_store", None)
+        assert zero.look(10, 1) is None
+        ranks.now_s = LEADER_S - 1
+        assert zero.look(11, 1) is None
+    assert zero.look(12, 1) == 15
+    monkeypatch.setattr(one, "_store", None)
+    ranks.now_s = FOLLOWER_S + 1
+    with pytest.raises(MissedError, match="the group's store cannot be asked"):
+        one.look(13, 1)
+
+
+def test_a_rank_waits_for_its_device_as_long_as_it_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: len(waits) == 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    zero, one = Ranks(2).each
+    zero.look(10, 1)
+    assert len(waits) == 1
+    one.look(10, 1)  # a graph is captured
+    assert len(waits) == 1
+    waits.append(1)
+    zero.look(11, 1)
+    assert len(waits) == 3
+    zero.look(12, 1)  # that was decided
+    assert len(waits) == 3
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -225,6 +277,30 @@ def test_a_knob_for_all_ranks_is_agreed_upon(group: None) -> None:
     assert outcome is not None
     assert got == [2]
     assert outcome.message == "windows 1 -> 2 from step 9 on, on every rank"
+
+
+def test_a_rank_that_may_differ_says_so(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[int] = []
+    knobs = Knobs(lambda: None)
+    knobs.register(Live("windows", 1, got.append, together=True))
+    _, job = knobs.set(command(rank=None, knob="windows", value=2), PACE, 2)
+    monkeypatch.setattr(Agreement, "look", missed)
+    outcome = job.work(51)
+    assert outcome is not None
+    assert (got, outcome.status) == ([], "error")
+    assert outcome.message == "too late: windows stays as it was here, and the ranks may differ now"
+
+
+def missed(*_: object) -> None:
+    raise MissedError("too late")
+
+
+def test_fetches_are_no_steps_that_ranks_count_alike(group: None) -> None:
+    knobs = Knobs(lambda: None)
+    knobs.register(Live("windows", 1, print, together=True))
+    pace = Replay(Recorder()).pace(7)
+    with pytest.raises(CommandError, match="no optimizer step was seen"):
+        knobs.set(command(rank=None, knob="windows", value=2), pace, 2)
 
 
 def test_a_knob_for_all_ranks_needs_a_group() -> None:
@@ -250,8 +326,8 @@ def test_the_workers_of_a_loader_change_with_its_next_iterator(
     knobs = knobs_of(loader)
     batches = iter(loader)
     seen = [int(x) for x in next(batches)[0]]
-    with pytest.raises(CommandError, match="num_workers must be a whole number from 0 to 8, not 9"):
-        set_now(knobs, knob="num_workers", value=9)
+    with pytest.raises(CommandError, match="num_workers must be a whole number from 0 to 32, not"):
+        set_now(knobs, knob="num_workers", value=33)
     outcome = set_now(knobs, knob="num_workers", value=2)
     assert outcome is not None
     assert outcome.message == (
@@ -288,6 +364,56 @@ def test_a_loader_that_cannot_have_other_workers_says_why() -> None:
     alone = DataLoader(TensorDataset(torch.arange(8)))
     assert [knob.name for knob in knobs_of(alone).told()] == ["num_workers"]
     assert loader_knobs(None, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("started_by", "on_device", "words"),
+    [
+        (
+            "spawn",
+            False,
+            "workers are started by spawn here, and whether the dataset can be pickled",
+        ),
+        ("forkserver", False, "workers are started by forkserver here"),
+        ("fork", True, "the batches are on a device"),
+        ("fork", False, ""),
+    ],
+)
+def test_workers_that_a_loader_never_had_may_not_start(
+    started_by: str, on_device: bool, words: str
+) -> None:
+    data = TensorDataset(torch.arange(8))
+    for before in (0, 1):
+        loader = DataLoader(data, num_workers=1, multiprocessing_context=started_by)
+        loader.num_workers = before
+        reference = weakref.ref(loader)
+        (live, *_) = loader_knobs(reference, None, on_device=on_device)
+        knobs = Knobs(lambda: None)
+        knobs.register(live)
+        outcome = set_now(knobs, knob="num_workers", value=2)
+        assert outcome is not None
+        # What has workers already has proved that it can have them.
+        refused = bool(words) and not before
+        assert (outcome.status == "error") is refused, outcome.message
+        assert words in outcome.message or not refused
+        assert loader.num_workers == (0 if refused else 2)
+
+
+def test_the_marks_know_where_batches_are() -> None:
+    assert not look([torch.ones(2), 3]).on_device
+    assert look({"x": [torch.ones(2, device="meta")]}).on_device
+    assert not look([]).on_device
+
+
+def test_the_loaders_knobs_are_told_whether_control_is_allowed_or_not() -> None:
+    marks = Marks(Recorder(), pytest.fail)
+    telemetry = Telemetry(
+        marks._recorder, marks, name="", control=False, notices=[], warn=pytest.fail
+    )
+    loader = DataLoader(TensorDataset(torch.arange(8)))
+    telemetry._loader = "loader0"
+    marks.origins["loader0"] = weakref.ref(loader)
+    assert [knob.name for knob in telemetry.knobs.told()] == ["num_workers"]
 
 
 def test_the_marks_know_which_loader_an_iterator_is_of() -> None:

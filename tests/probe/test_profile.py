@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -291,11 +292,146 @@ def test_on_the_host_communication_overlaps_with_operators() -> None:
     assert none.na["comm_ms"] == "no gloo or NCCL operation ran in these steps"
 
 
-def test_reading_happens_beside_the_training(training: Training) -> None:
+def test_the_thread_that_reads_does_not_keep_the_process(training: Training) -> None:
     training.ask(steps=1)
     training.step(4)
-    support.wait_until(lambda: training.profiles._running.is_over, 30)  # type: ignore[union-attr]
-    reader = training.profiles._running.reader  # type: ignore[union-attr]
-    assert reader is not None
-    assert reader is not threading.current_thread()
-    assert reader.daemon
+    running = training.profiles._running
+    assert running is not None
+    assert running.over.wait(30)
+    assert running.reader is not None
+    assert running.reader.daemon
+
+
+# --- where it ends early -----------------------------------------------------------------------
+
+
+def forked_child_profiles() -> bool:
+    pid = os.fork()
+    if not pid:
+        os._exit(int(torch._C._autograd._profiler_enabled()))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_a_process_that_is_forked_does_not_profile_on(training: Training, whole: int) -> None:
+    training.ask(steps=10, at=4)
+    training.step(3)
+    assert torch.autograd.profiler._is_profiler_enabled
+    training.step(whole - 1 if whole else 0)
+    if not whole:  # the step that has begun has not ended
+        training.recorder.attempts -= 1
+    assert not forked_child_profiles()
+    assert not torch.autograd.profiler._is_profiler_enabled
+    if not whole:
+        training.recorder.attempts += 1
+        outcome = training.outcome()
+        assert outcome.status == "error"
+        assert outcome.message == (
+            "the training started processes (loader workers, say) before one step of the profile "
+            "was whole"
+        )
+        return
+    assert not training.desk.outcomes  # it is read at the next mark, after the fork
+    training.step()
+    found = training.document()
+    assert (found["first_step"], found["last_step"]) == (4, 5)
+    assert found["note"].startswith("ended after 2 of 10 steps: the training started processes")
+    assert {row["name"]: row["calls"] for row in found["operators"]}["aten::addmm"] == 3 * 2
+
+
+def test_training_in_another_thread_is_not_profiled(training: Training) -> None:
+    training.ask(steps=1)
+    thread = threading.Thread(target=training.step, args=(4,))
+    thread.start()
+    thread.join()
+    outcome = training.outcome()
+    assert outcome.status == "error"
+    assert outcome.message.startswith("the training runs in a thread other than the main one")
+
+
+def test_another_thread_has_it_ended_where_it_runs(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.ask(steps=50)
+    training.step(3)
+    other = threading.Thread(target=training.profiles.recall)
+    other.start()
+    running = training.profiles._running
+    support.wait_until(lambda: running._recalled, 30)  # type: ignore[union-attr]
+    training.step()
+    other.join()
+    assert not torch.autograd.profiler._is_profiler_enabled
+    assert training.outcome().message == "the training is no longer watched"
+    # And where no mark comes any more, at the exit.
+    at_exit: list[Any] = []
+    monkeypatch.setattr(module, "_RECALL_S", 0.01)
+    monkeypatch.setattr(module.atexit, "register", at_exit.append)
+    training.ask(steps=50)
+    training.step(3)
+    other = threading.Thread(target=training.profiles.recall)
+    other.start()
+    other.join()
+    assert torch.autograd.profiler._is_profiler_enabled
+    at_exit.pop()()
+    assert not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_a_profile_of_many_events_ends_with_the_steps_so_far(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = [0]
+    monkeypatch.setattr(module, "_resident_bytes", lambda: resident[0])
+    training.ask(steps=5, at=4)
+    training.step(1)
+    resident[0] = 2**30  # what the training takes before it begins is its own
+    training.step(1)
+    training.step(2)
+    resident[0] += module._MOST_GROWTH + 2**20
+    training.step(1)
+    found = training.document()
+    assert (found["first_step"], found["last_step"]) == (4, 5)
+    assert found["note"] == "ended after 2 of 5 steps: the process had grown by 65 MiB"
+    # Within the first step already, at a fetch that is no boundary.
+    training.ask(steps=5)
+    training.step(3)
+    training.desk.fetching()
+    resident[0] += module._MOST_GROWTH + 2**20
+    training.recorder.attempts -= 1
+    training.desk._seen -= 1
+    training.desk.fetching()
+    training.recorder.attempts += 1
+    outcome = training.outcome()
+    assert outcome.status == "error"
+    assert outcome.message.startswith("the process had grown by 65 MiB before one step")
+
+
+def test_a_profile_of_long_steps_ends_with_the_steps_so_far(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.ask(steps=5, at=4)
+    training.step(4)
+    monkeypatch.setattr(module, "_LONGEST_S", 0.0)
+    training.step(1)
+    found = training.document()
+    assert (found["first_step"], found["last_step"]) == (4, 5)
+    assert found["note"] == "ended after 2 of 5 steps: it took over 0 s"
+
+
+def test_traces_are_kept_by_their_bytes_and_leftovers_go(tmp_path: Path) -> None:
+    for age_s, name in enumerate(["c", "b", "a"]):
+        path = tmp_path / f"{name}.json.gz"
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1e9 - age_s, 1e9 - age_s))
+    module._tidy(tmp_path, "*.json.gz", 9, 200)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json.gz", "c.json.gz"]
+    module._tidy(tmp_path, "*.json.gz", 9, 50)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json.gz"]
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
+    for name in (f".{child}.json", f".{os.getpid()}.gz"):
+        (tmp_path / name).touch()
+        module._sweep(tmp_path)  # too young: its writer may live in another container
+        assert (tmp_path / name).exists()
+        os.utime(tmp_path / name, (1e9, 1e9))
+    module._sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".{os.getpid()}.gz", "c.json.gz"]

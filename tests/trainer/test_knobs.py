@@ -145,7 +145,7 @@ def test_the_knobs_that_there_are(jpegs: Path, monkeypatch: pytest.MonkeyPatch) 
         assert panel.allow_control
         limits = {name: (knob["low"], knob["high"]) for name, knob in panel.knobs.items()}
         assert limits == {
-            "num_workers": (0, 8),
+            "num_workers": (0, 32),
             "prefetch_factor": (1, 64),
             "gradient_accumulation": (1, 16),
             "log_interval_steps": (1, 1_000_000),
