@@ -695,8 +695,8 @@ def test_a_door_that_grows_too_large_lets_everybody_go_and_they_come_back(
     door, port, said = opened
     with watching(port) as watcher:
         support.wait_until(lambda: watcher.way.had_past, 20, "the past")
-        grown = iter([doors.GROWTH_BYTES * 3])
         true = doors._resident_bytes
+        grown = iter([true() + doors.GROWTH_BYTES * 3])
         monkeypatch.setattr(doors, "_resident_bytes", lambda: next(grown, true()))
         support.wait_until(lambda: watcher.way.attached == 2, 20, "back again")
         support.wait_until(lambda: watcher.way.had_past, 10, "the past again")
