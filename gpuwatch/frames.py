@@ -8,7 +8,7 @@ one after the other, each behind its length as four bytes, big-endian.
 import re
 import struct
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -16,16 +16,24 @@ from gpuwatch.errors import FrameError, WireVersionError
 from gpuwatch.schema import (
     WIRE_VERSION,
     Command,
+    Count,
+    Ledger,
+    Name,
     NodeFrame,
     PhasesNs,
+    Rank,
     RankFrame,
+    RankState,
     SensorFrame,
+    WallSeconds,
 )
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "FrameStream",
+    "Heartbeat",
     "decode_command",
+    "decode_heartbeat",
     "decode_node_frame",
     "decode_rank_frame",
     "decode_sensor_frame",
@@ -48,7 +56,49 @@ class _NodeWire(NodeFrame, frozen=True):
     sensors: msgspec.Raw = msgspec.Raw(_NIL)
 
 
+_None = Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=0)]
+
+
+class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A `RankFrame` that holds nothing new but its state and totals, and these as raw bytes.
+
+    Nine of ten frames are such, and each replaces the one before it: `told` decodes what is looked
+    at. What is not raw has been checked.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]
+    run: Name
+    rank: Rank
+    incarnation: Name
+    seq: Count
+    sent_s: WallSeconds
+    dropped: Count
+    records: _None
+    spans: _None
+    state: msgspec.Raw
+    ledger: msgspec.Raw
+    hello: None
+    replies: _None
+    bye: None
+    snapshot: Literal[False]
+    simulated: bool
+    workers: _None = ()
+    commands: _None = ()
+
+    def told(self) -> tuple[RankState, Ledger]:
+        """Decode and check state and totals.
+
+        Raises:
+            FrameError: they are none, or a value is out of range.
+        """
+        state = _decode(_state_decoder, memoryview(self.state), "rank frame")
+        return state, _decode(_ledger_decoder, memoryview(self.ledger), "rank frame")
+
+
 _encoder = msgspec.msgpack.Encoder()
+_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_state_decoder = msgspec.msgpack.Decoder(RankState)
+_ledger_decoder = msgspec.msgpack.Decoder(Ledger)
 _rank_decoder = msgspec.msgpack.Decoder(RankFrame)
 _node_decoder = msgspec.msgpack.Decoder(_NodeWire)
 _sensor_decoder = msgspec.msgpack.Decoder(SensorFrame)
@@ -126,6 +176,17 @@ def decode_rank_frame(data: bytes | memoryview) -> RankFrame:
         if _total_ns(record.host) > record.step_ns:
             raise FrameError(f"step {record.index}: phases are longer than the step")
     return frame
+
+
+def decode_heartbeat(data: bytes | memoryview) -> Heartbeat | None:
+    """Decode the frame of one rank if it is a heartbeat, else return None.
+
+    None says nothing of the bytes: `decode_rank_frame` takes the frame, or says what is wrong.
+    """
+    try:
+        return _heartbeat_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
+        return None
 
 
 def _total_ns(phases: PhasesNs) -> int:

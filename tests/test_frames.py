@@ -19,7 +19,9 @@ from gpuwatch.errors import FrameError, WireVersionError
 from gpuwatch.frames import (
     MAX_FRAME_BYTES,
     FrameStream,
+    Heartbeat,
     decode_command,
+    decode_heartbeat,
     decode_node_frame,
     decode_rank_frame,
     decode_sensor_frame,
@@ -452,11 +454,17 @@ def fits(value: Any, kind: mi.Type) -> bool:
 def refused_or_in_range(kind: str, data: bytes) -> bool:
     """Decode; return whether it was refused. Anything but FrameError escapes."""
     decode, _, expected = KINDS[kind]
+    heartbeat = decode_heartbeat(data) if kind == "rank" else None
     try:
         frame = decode(data)
     except FrameError as exc:
+        if heartbeat is not None:
+            with pytest.raises(FrameError):
+                heartbeat.told()
         return bool(str(exc))
     check(frame, mi.type_info(expected))
+    if heartbeat is not None:
+        assert repr(heartbeat.told()) == repr((frame.state, frame.ledger))
     if kind == "rank":
         assert frame.hello is None or frame.rank < frame.hello.world_size
         for record in frame.records:
@@ -493,6 +501,48 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
                 special = rng.choice([math.nan, math.inf, -math.inf, -1.0, 1e308])
                 out[at : at + 9] = b"\xcb" + struct.pack(">d", special)
     return bytes(out)
+
+
+def test_a_heartbeat_is_a_rank_frame_with_its_state_left_raw() -> None:
+    assert schema.RankFrame.__struct_fields__ == Heartbeat.__struct_fields__
+    state = schema.RankState("training", "forward", step=7, phases_na={"comm": "one process"})
+    ledger = schema.Ledger(steps=7, wall_ns=3)
+    frame = schema.RankFrame(1, "r", 3, "a", 9, 5.0, 2, state=state, ledger=ledger, simulated=True)
+    found = decode_heartbeat(encode(frame))
+    assert found is not None
+    assert found.told() == (state, ledger)
+    for field in ("version", "run", "rank", "incarnation", "seq", "sent_s", "dropped", "simulated"):
+        assert getattr(found, field) == getattr(frame, field)
+    logged = schema.Logged(5.0, "id", "set", "lr 1", "done", "")
+    for more in (
+        {"records": (RECORD,)},
+        {"spans": (schema.Span("eval", 5.0, 9, 3),)},
+        {"hello": HELLO},
+        {"replies": (schema.Reply("id", "done"),)},
+        {"bye": schema.Bye("finished")},
+        {"snapshot": True},
+        {"workers": (schema.WorkerCost("train", 2),)},
+        {"commands": (logged,)},
+    ):
+        assert decode_heartbeat(encode(msgspec.structs.replace(frame, **more))) is None, more
+
+
+@thorough
+@given(frame=rank_frames(), seed=st.integers(0, 2**32))
+def test_only_what_holds_nothing_new_is_a_heartbeat(frame: schema.RankFrame, seed: int) -> None:
+    fields = ("records", "spans", "hello", "replies", "bye", "snapshot", "workers", "commands")
+    new = any(getattr(frame, field) for field in fields)
+    assert (decode_heartbeat(encode(frame)) is None) == new
+    bare: dict[str, Any] = dict.fromkeys(fields, ()) | {
+        "hello": None,
+        "bye": None,
+        "snapshot": False,
+    }
+    valid = encode(msgspec.structs.replace(frame, **bare))
+    assert decode_heartbeat(valid) is not None
+    rng = random.Random(seed)
+    for _ in range(20):
+        refused_or_in_range("rank", damaged(valid, rng))
 
 
 @every_kind

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gpuwatch.errors import FrameError
-from gpuwatch.frames import decode_node_frame, decode_rank_frame, decode_sensor_frame, printable
+from gpuwatch.frames import (
+    Heartbeat,
+    decode_heartbeat,
+    decode_node_frame,
+    decode_rank_frame,
+    decode_sensor_frame,
+    printable,
+)
 from gpuwatch.schema import (
     Bye,
     Hello,
@@ -62,6 +69,9 @@ _PROCESS_STATES = {
 
 _NO_MEANS = Means()
 
+_set = msgspec.structs.force_setattr
+"""For states that were just decoded: nobody else has them yet, and what is set is equal."""
+
 
 def _clean_reply(reply: Reply) -> Reply:
     """Return an answer fit for a terminal; its data keeps its lines, as stacks have them."""
@@ -109,6 +119,7 @@ class _Rank:
         self.history = History(packed=self.packed)
         self.state = RankState()
         self.ledger = Ledger()
+        self._heartbeat: Heartbeat | None = None
         self.bye: Bye | None = None
         self.ended_s = 0.0
         self.heard_s = 0.0
@@ -166,14 +177,55 @@ class _Rank:
                 self.gap_index = self.last_index
             self.open_gap += frame.seq - self.seq - 1
         self.seq = frame.seq
-        self.state = _clean(frame.state)
-        self.ledger = frame.ledger
+        self._tell(frame.state, frame.ledger)
         for record in frame.records:
             if record.index > self.last_index:
                 self._append(record)
         if frame.spans:
             self.history.add_spans(_clean(frame.spans))
         return missing
+
+    def beat(self, frame: Heartbeat, received_s: float) -> bool:
+        """Take a heartbeat if it is the next frame; else it is to be taken as any frame is."""
+        if self.seq is None or frame.seq != self.seq + 1 or frame.incarnation != self.incarnation:
+            return False
+        self.heard_s = received_s
+        self.sent_s = max(self.sent_s, frame.sent_s)
+        self.age = None
+        self.simulated = frame.simulated
+        self.dropped = frame.dropped
+        self.seq = frame.seq
+        self._heartbeat = frame
+        return True
+
+    def settle(self) -> None:
+        """Make state and totals those of the last frame: of a heartbeat they wait for a view.
+
+        Raises:
+            FrameError: they are damaged; those before them stay.
+        """
+        frame, self._heartbeat = self._heartbeat, None
+        if frame is not None:
+            self._tell(*frame.told())
+
+    def _tell(self, state: RankState, ledger: Ledger) -> None:
+        self._heartbeat = None
+        known = self.state
+        if (
+            state.phases_na == known.phases_na
+            and state.notices == known.notices
+            and state.flops_source == known.flops_source
+        ):
+            # What equals a clean text is clean, and the known one is shared already.
+            _set(state, "phases_na", known.phases_na)
+            _set(state, "notices", known.notices)
+            _set(state, "flops_source", known.flops_source)
+            _set(state, "status", _clean(state.status))
+            _set(state, "phase", _clean(state.phase))
+            self.state = state
+        else:
+            self.state = _clean(state)
+        self.ledger = ledger
 
     def _append(self, record: StepRecord) -> None:
         self.last_index = record.index
@@ -189,8 +241,7 @@ class _Rank:
         self.history.add_steps(r for r in records if r.index > self.last_index)
         if self.seq is None or frame.seq >= self.seq:
             self.seq = frame.seq
-            self.state = _clean(frame.state)
-            self.ledger = frame.ledger
+            self._tell(frame.state, frame.ledger)
         if self.open_gap:
             # What was lost is in the rank's own memory if that reaches back to before the gap.
             if records and records[0].index > self.gap_index + 1:
@@ -412,25 +463,30 @@ class Store:
 
     # --- frames in -----------------------------------------------------------------------------
 
-    def apply(self, data: bytes, received_s: float) -> list[tuple[str, int]]:
-        """Take the bytes of one node frame.
+    def apply(self, data: bytes | NodeFrame, received_s: float) -> list[tuple[str, int]]:
+        """Take one node frame, as bytes or as `decode_node_frame` has returned it.
 
         A frame that cannot be read is counted and its reason kept; nothing else is lost by it.
+        State and totals of a heartbeat are read when a view is asked for, those of the last one.
 
         Returns:
             (run, rank) of each rank whose frames are missing and may be asked for again, with
             the run id as its owner spells it.
         """
         try:
-            node_frame = decode_node_frame(data)
+            node_frame = data if isinstance(data, NodeFrame) else decode_node_frame(data)
         except FrameError as exc:
             with self._lock:
                 self._refuse(exc)
             return []
-        frames: list[RankFrame] = []
+        frames: list[RankFrame | tuple[Heartbeat, msgspec.Raw]] = []
         sensors: SensorFrame | None = None
         problem: FrameError | None = None
         for raw in node_frame.frames:
+            heartbeat = decode_heartbeat(memoryview(raw))
+            if heartbeat is not None:
+                frames.append((heartbeat, raw))
+                continue
             try:
                 frames.append(decode_rank_frame(bytes(raw)))
             except FrameError as exc:
@@ -453,7 +509,7 @@ class Store:
     def _apply(
         self,
         node_frame: NodeFrame,
-        frames: list[RankFrame],
+        frames: list[RankFrame | tuple[Heartbeat, msgspec.Raw]],
         sensors: SensorFrame | None,
         received_s: float,
     ) -> list[tuple[str, int]]:
@@ -478,7 +534,10 @@ class Store:
             node.take_sensors(sensors, received_s)
         self._replies.extend(map(_clean_reply, node_frame.replies))
         missing = []
-        for frame in frames:
+        for found in frames:
+            frame = found if isinstance(found, RankFrame) else self._beat(*found, name, received_s)
+            if frame is None:
+                continue
             rank = self._rank(frame, name)
             if rank is not None and rank.take(frame, received_s):
                 missing.append((frame.run, frame.rank))
@@ -492,6 +551,20 @@ class Store:
             self._take_age(age, received_s)
         self._version += 1
         return missing
+
+    def _beat(
+        self, heartbeat: Heartbeat, raw: msgspec.Raw, node: str, received_s: float
+    ) -> RankFrame | None:
+        """Take a heartbeat; returns the whole frame where it is not simply the next one."""
+        rank = self._ranks.get((printable(heartbeat.run), heartbeat.rank))
+        if rank is not None and rank.beat(heartbeat, received_s):
+            rank.node = node
+            return None
+        try:
+            return decode_rank_frame(bytes(raw))
+        except FrameError as exc:
+            self._refuse(exc)
+            return None
 
     def _rank(self, frame: RankFrame, node: str) -> _Rank | None:
         run = printable(frame.run)
@@ -570,6 +643,14 @@ class Store:
         """Return a run id as its owner spells it, for a command."""
         return self._raw_runs.get(run, run)
 
+    def nodes_of(self, run: str, rank: int | None = None) -> set[str]:
+        """Return the names of the nodes that a run, or a rank of it, was last heard from."""
+        with self._lock:
+            if rank is not None:
+                found = self._ranks.get((run, rank))
+                return {found.node} if found is not None else set()
+            return {known.node for known in self._ranks.values() if known.run == run}
+
     def replies(self) -> tuple[Reply, ...]:
         """Return what node processes answered themselves."""
         with self._lock:
@@ -621,6 +702,10 @@ class Store:
             if named is not None and named != rank.hello.device_uuid:
                 # The sensors' own name for the device: what the screens join by.
                 rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
+        try:
+            rank.settle()
+        except FrameError as exc:
+            self._refuse(exc)
         means = node.means if node is not None else _NO_MEANS
         # A recording is by its own clocks; only of what arrives now is the delay small.
         ahead_s = node.clock.ahead_s if node is not None and self._link == "live" else 0

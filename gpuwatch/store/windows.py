@@ -348,7 +348,7 @@ class Timeline:
             self.move(second_s - self._second_s)
         if second_s > self._second_s:
             if self._steps_ms:
-                self._close(self._rollup())
+                self._close()
             self._second_s = second_s
             self._steps_ms = []
             self._waits_ms = []
@@ -364,26 +364,29 @@ class Timeline:
         self._seconds = array("I", [max(0, s + seconds) for s in self._seconds])
         self._picture = None
 
-    def _close(self, done: Rollup) -> None:
+    def _close(self) -> None:
         self._start = max(self._start, len(self._seconds) + 1 - TIMELINE_S)
         if self._start >= _SPARE_ROWS:
             # Pictures that are out there keep the old rows.
             self._seconds = self._seconds[self._start :]
             self._numbers = self._numbers[self._start * _COLUMNS :]
             self._start = 0
-        wait = nan if done.data_wait_ms is None else done.data_wait_ms
-        self._seconds.append(done.second_s)
-        self._numbers.extend((done.count, done.min_ms, done.median_ms, done.max_ms, wait))
+        self._seconds.append(self._second_s)
+        wait_ms = self._wait_ms()
+        self._numbers.extend((*self._of_steps(), nan if wait_ms is None else wait_ms))
+
+    def _of_steps(self) -> tuple[int, float, float, float]:
+        """Return count, minimum, median and maximum of the open second's steps."""
+        steps_ms = self._steps_ms
+        if len(steps_ms) == 1:  # a step a second is common, and a median takes its time
+            return 1, steps_ms[0], steps_ms[0], steps_ms[0]
+        return len(steps_ms), min(steps_ms), statistics.median(steps_ms), max(steps_ms)
+
+    def _wait_ms(self) -> float | None:
+        return sum(self._waits_ms) / len(self._waits_ms) if self._waits_ms else None
 
     def _rollup(self) -> Rollup:
-        return Rollup(
-            self._second_s,
-            len(self._steps_ms),
-            min(self._steps_ms),
-            statistics.median(self._steps_ms),
-            max(self._steps_ms),
-            sum(self._waits_ms) / len(self._waits_ms) if self._waits_ms else None,
-        )
+        return Rollup(self._second_s, *self._of_steps(), self._wait_ms())
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:
         """Start anew with these steps, oldest first."""

@@ -137,7 +137,7 @@ class ProfileAnswer(_Answer, frozen=True, kw_only=True):
 
     `kernel_share` is the share of the time in which a kernel ran, `comm_overlap_share` the part of
     the communication that compute hid. `trace` is the name to fetch the whole trace by, and
-    `trace_path` where it lies on the rank's node.
+    `trace_path` where it lies on the rank's node. `note` says why it ended before its last step.
     """
 
     schema: Count = _SCHEMA
@@ -153,6 +153,7 @@ class ProfileAnswer(_Answer, frozen=True, kw_only=True):
     trace: Name | None = ""
     trace_path: Words | None = ""
     trace_bytes: Bytes | None = None
+    note: Words = ""
 
 
 class Piece(_Answer, frozen=True, kw_only=True):

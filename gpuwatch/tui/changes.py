@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuwatch.schema import Knob
@@ -38,6 +38,10 @@ HOW_TO_ALLOW = "gpuwatch run --allow-control -- ..."
 """How a training is started that takes changes."""
 
 _OVER = ("gone", "ended")
+
+_WRITTEN_OUT = 1e15
+"""A whole limit below this is shown with all its digits."""
+
 _NEXT_EPOCH = "next epoch"
 """In the words of a rank on when a change takes effect: a loader's with its next iterator."""
 
@@ -79,7 +83,11 @@ class KnobRow:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A knob, the value to set, and the ranks to set it on; of a finding's hint or of a person."""
+    """A knob, the value to set, and the ranks to set it on; of a finding's hint or of a person.
+
+    `asked` is the value of the hint where the knob does not go so far: `new` is the most that it
+    takes then, and `hint` predicts nothing, since its prediction is for its own value.
+    """
 
     run: str
     run_name: str
@@ -88,6 +96,7 @@ class Proposal:
     everyone: bool
     finding: Finding | None = None
     hint: Hint | None = None
+    asked: Value | None = None
 
 
 def knob_rows(run: RunView, ranks: Sequence[int] | None = None) -> tuple[KnobRow, ...]:
@@ -120,10 +129,16 @@ def limits_text(knob: Knob) -> str:
     if isinstance(knob.value, bool):
         return "true, false"
     if knob.low is not None and knob.high is not None:
-        return f"{value_text(knob.low)}..{value_text(knob.high)}"
+        return f"{_limit_text(knob, knob.low)}..{_limit_text(knob, knob.high)}"
     if knob.low is not None:
-        return f"at least {value_text(knob.low)}"
-    return f"at most {value_text(knob.high)}" if knob.high is not None else ""
+        return f"at least {_limit_text(knob, knob.low)}"
+    return f"at most {_limit_text(knob, knob.high)}" if knob.high is not None else ""
+
+
+def _limit_text(knob: Knob, limit: float) -> str:
+    if isinstance(knob.value, int) and abs(limit) < _WRITTEN_OUT and limit == int(limit):
+        return f"{int(limit):,}"
+    return value_text(limit)
 
 
 def value_text(value: Value) -> str:
@@ -211,14 +226,30 @@ def proposals(finding: Finding, run: RunView) -> tuple[Proposal, ...]:
     found = []
     for hint in finding.hints:
         row = _row_of(hint, rows)
-        if row is None or hint.new is None or wrong_value(row.knob, hint.new):
+        if row is None or hint.new is None:
             continue
-        new = hint.new
+        new, asked, told = hint.new, None, hint
+        if wrong_value(row.knob, new):
+            most = _most(row.knob, new)
+            if most is None or [value for value, _ in row.by_value()] == [most]:
+                continue
+            new, asked, told = most, new, replace(hint, predicted_ms=None)
         if isinstance(row.knob.value, int) and not isinstance(new, bool | str):
             new = int(new)
         everyone = set(row.ranks) == {rank.rank for rank in run.ranks}
-        found.append(Proposal(run.run, run.name or run.run, row, new, everyone, finding, hint))
+        name = run.name or run.run
+        found.append(Proposal(run.run, name, row, new, everyone, finding, told, asked))
     return tuple(found)
+
+
+def _most(knob: Knob, value: Value) -> Value | None:
+    """Return the most that a knob takes where a value is above that and is wrong for that alone."""
+    if knob.high is None or isinstance(value, str) or not value > knob.high:
+        return None
+    whole = isinstance(knob.value, int)
+    most: Value = math.floor(knob.high) if whole else knob.high
+    open_knob = Knob(knob.name, knob.value, knob.low, None, knob.choices)
+    return None if wrong_value(open_knob, value) or wrong_value(knob, most) else most
 
 
 def _row_of(hint: Hint, rows: Mapping[str, KnobRow]) -> KnobRow | None:
@@ -243,8 +274,12 @@ def why_not_applied(finding: Finding, run: RunView) -> str:
     rows = {row.name: row for row in knob_rows(run, finding.ranks)}
     for hint in hints:
         row = _row_of(hint, rows)
-        if row is not None and hint.new is not None:
-            return wrong_value(row.knob, hint.new)
+        if row is None or hint.new is None:
+            continue
+        most = _most(row.knob, hint.new)
+        if most is not None:
+            return f"{row.name} is {value_text(most)} already, the most that it takes"
+        return wrong_value(row.knob, hint.new)
     return f"{hints[0].knob} is no live knob of this run: change it, start anew, v compares"
 
 

@@ -84,4 +84,6 @@ class Diagnoser:
                 self._error = f"diagnosis failed: {type(problem).__name__}: {problem}"
             else:
                 self._results, self._error = results, ""
+            # While it waits, the thread is not to keep a whole picture alive.
+            del view
             self._rounds += 1

@@ -10,7 +10,7 @@ from gpuwatch.store.views import View
 from gpuwatch.tui.answers import AnswerError, ProfileAnswer, read_profile
 from gpuwatch.tui.export import trace_target
 from gpuwatch.tui.fetch import Fetch
-from gpuwatch.tui.requests import Answer, Request, Told
+from gpuwatch.tui.requests import Answer, Request, Told, is_expired
 
 __all__ = ["DEFAULT_STEPS", "MOST_STEPS", "Profile"]
 
@@ -51,6 +51,15 @@ class Profile:
         """Whether nothing is under way."""
         asked = self.answer is None and not self.error
         return not asked and (self.fetch is None or self.fetch.finished)
+
+    def waits(self, view: View) -> bool:
+        """Whether it is under way: it is not over, and its time to be begun has not passed."""
+        if self.finished:
+            return False
+        run = view.run(self.run)
+        ranks = run.ranks if run is not None else ()
+        rank = next((rank for rank in ranks if rank.rank == self.rank), None)
+        return not is_expired(self.status, rank, self.request.waited_s, view.link)
 
     def start(self, session: Session, view: View) -> None:
         """Ask for it."""

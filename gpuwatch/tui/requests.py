@@ -12,13 +12,20 @@ from gpuwatch.store.session import Session
 from gpuwatch.store.views import RankView, View
 from gpuwatch.tui.render import numbers
 
-__all__ = ["SLOW_S", "Answer", "Request", "Task", "Told", "pending_text"]
+__all__ = ["SLOW_S", "Answer", "Request", "Task", "Told", "is_expired", "pending_text"]
 
 SLOW_S = 3.0
 """A rank takes a tenth of a second to answer; after this long something is to be said."""
 
 _OVER = ("gone", "ended")
 _LONG_STEP_S = 10.0
+
+_TTL_S = 10.0
+_STEPS_TO_LIVE = 3
+"""A rank does a command within ten seconds, or within three of its steps where they are longer."""
+
+_MARGIN_S = 1.0
+"""The way there and back: a rank counts from the moment at which the command comes."""
 
 Told = tuple[str, str, float]
 """What the footer has to say: text, style, seconds."""
@@ -171,6 +178,28 @@ def _over(number: int, rank: RankView | None) -> str:
     return f"rank {number} {word}{reason}: nobody answers"
 
 
+def _ttl_s(rank: RankView) -> float:
+    step_ms = rank.step_ms
+    known = step_ms is not None and numbers.known(step_ms)
+    return max(_TTL_S, _STEPS_TO_LIVE * (step_ms or 0.0) / 1e3) if known else _TTL_S
+
+
+def is_expired(answer: Answer, rank: RankView | None, waited_s: float, link: str = "live") -> bool:
+    """Return whether a rank has come to no step end within the time that a command has.
+
+    The rank throws it away at its next step end and says so then. Of one that is not heard it is
+    not known.
+    """
+    return (
+        answer.status == "accepted"
+        and rank is not None
+        and rank.state != "silent"
+        and link in ("live", "replay")
+        and rank.steps <= answer.step
+        and waited_s >= _ttl_s(rank) + _MARGIN_S
+    )
+
+
 def pending_text(answer: Answer, rank: RankView | None, waited_s: float, link: str = "live") -> str:
     """Return what is being waited for, and what it means that it has not come.
 
@@ -191,6 +220,9 @@ def pending_text(answer: Answer, rank: RankView | None, waited_s: float, link: s
     said = answer.message or "accepted"
     if rank is None:
         return said
+    if is_expired(answer, rank, waited_s, link):
+        within = f"within {_ttl_s(rank):.0f} s"
+        return f"expired: the rank came to no step end {within}; it was not done"
     if rank.state == "hung":
         return "the rank hangs: it was accepted and waits for a step"
     if rank.state in ("eval", "checkpoint", "compile", "starting"):

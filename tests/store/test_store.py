@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.commands.shapes import status_document
+from gpuwatch.frames import decode_node_frame
 from gpuwatch.schema import (
     Bye,
     GpuSample,
@@ -21,7 +22,7 @@ from gpuwatch.schema import (
     Reply,
     StepRecord,
 )
-from gpuwatch.store import RankView, Store
+from gpuwatch.store import RankView, Store, live
 from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window
 
 PHASES_MS = {"data_wait": 3.0, "forward": 10.0, "backward": 20.0, "comm": 5.0, "other": 2.0}
@@ -200,6 +201,89 @@ def test_a_frame_that_makes_no_sense_costs_only_itself() -> None:
     assert view.refused == 2
     assert view.runs[0].steps == 1
     assert any("2 frames refused" in n for n in view.notices)
+
+
+def test_a_damaged_state_of_a_heartbeat_is_refused_when_it_is_looked_at() -> None:
+    store = Store(Clock())
+    feed(store, 1, rank_frame(1, [a_record(0)], state=RankState("training", "forward", step=1)))
+    damaged = rank_frame(2, state=RankState("training", "backward", step=-5))
+    assert feed(store, 2, damaged) == []
+    rank = only_rank(store)
+    assert (rank.phase, rank.told.step, rank.lost) == ("forward", 1, 0)
+    view = store.view()
+    assert view.refused == 1
+    assert any("1 frames refused; the last: not a valid rank frame" in n for n in view.notices)
+    assert feed(store, 3, rank_frame(3, state=RankState("training", "other", step=2))) == []
+    assert only_rank(store).phase == "other"
+    assert store.view().refused == 1
+    # One that is out of line is looked at at once.
+    assert feed(store, 4, rank_frame(9, state=RankState(step=-5))) == []
+    assert store.view().refused == 2
+
+
+_EVIL = RankState("training", "bad\x1b[2J", notices=("bad\x07",), phases_na={"comm": "\x9b"})
+_STATES = [
+    RankState("training"),
+    RankState("eval", "forward", step=3),
+    RankState("training", notices=("slow",)),
+    RankState("training", flops_source="counted"),
+    RankState("training", phases_na={"comm": "one process"}),
+    _EVIL,
+]
+_FRAMES = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.sampled_from("ab"),
+        st.sampled_from(_STATES),
+        st.sampled_from([{}, {"simulated": True}, {"snapshot": True}, {"bye": Bye("finished")}]),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_FRAMES, st.integers(1, 3))
+def test_heartbeats_lead_to_the_picture_that_whole_frames_lead_to(
+    frames: list[tuple[int, str, RankState, dict[str, object], bool]], often: int
+) -> None:
+    clock = Clock()
+    lazy, whole = Store(clock), Store(clock)
+    for i, (seq, incarnation, state, more, steps) in enumerate(frames):
+        records = [a_record(seq)] if steps else []
+        frame = rank_frame(seq, records, incarnation=incarnation, state=state, **more)
+        data = node_frame(i, [frame])
+        missing = lazy.apply(data, clock.s)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(live, "decode_heartbeat", lambda _: None)
+            # As it was decoded elsewhere, which is all the same.
+            assert whole.apply(decode_node_frame(data), clock.s) == missing
+        clock.s += 0.1
+        if i % often == 0 or i == len(frames) - 1:
+            assert lazy.view().runs == whole.view().runs
+            assert "\x1b" not in repr(lazy.view().runs[0].ranks[0].told if lazy.view().runs else "")
+
+
+def test_a_state_is_told_as_it_came_whatever_came_before_it() -> None:
+    store = Store(Clock())
+    states = [state for state in _STATES if state is not _EVIL]
+    for seq, state in enumerate(itertools.chain(*itertools.permutations(states, 2)), 1):
+        feed(store, seq, rank_frame(seq, state=state))
+        assert only_rank(store).told == state
+
+
+def test_where_a_run_is_heard_from() -> None:
+    store = Store(Clock())
+    for node in ("n0", "n1"):
+        rank = int(node[1])
+        store.apply(node_frame(1, [rank_frame(1, rank=rank, hello=hello(rank, 2))], node=node), 1.0)
+    run = store.view().runs[0].run
+    assert store.nodes_of(run) == {"n0", "n1"}
+    assert store.nodes_of(run, 1) == {"n1"}
+    assert store.nodes_of(run, 7) == store.nodes_of("another") == set()
+    # A heartbeat tells it too: the rank is relayed by another node process now.
+    store.apply(node_frame(2, [rank_frame(2, rank=1)], node="n0"), 1.0)
+    assert store.nodes_of(run, 1) == {"n0"}
 
 
 def test_sensors_find_their_ranks_and_workers() -> None:

@@ -25,11 +25,11 @@ from gpuwatch.tui.screens.help import HelpScreen
 from gpuwatch.tui.screens.overview import Overview
 from gpuwatch.tui.widgets.pane import LinePane, ListPane
 from tests.tui.fakes import (
-    HEAVY,
     FakeSession,
     cluster,
     few_workers,
     found,
+    heavy,
     no_diagnosis,
     peer_wait,
     rank_view,
@@ -106,13 +106,13 @@ async def press(pilot: Pilot[None], *keys: str) -> str:
     return screen_text(pilot.app)
 
 
-PICTURES = {
+PICTURES: dict[str, View | Callable[[], View]] = {
     "connecting": View(version=0, at_s=0.0, message="starting the node process"),
     "nothing found": view([]),
     "no contact": replace(two_ranks(), link="lost", message="ssh to node1 ended"),
     "two": two_ranks(),
     "cluster": cluster(),
-    "1,024": HEAVY,
+    "1,024": heavy,
     "ended": view([run_view([rank_view(state="ended")], state="ended")]),
     "gone": view([run_view([rank_view(state="gone", state_reason="exit code 1")])]),
     "no steps": view(
@@ -127,6 +127,11 @@ PICTURES = {
     ),
     "no ranks": view([run_view([])], nodes=[]),
 }
+
+
+def picture(name: str) -> View:
+    known = PICTURES[name]
+    return known if isinstance(known, View) else known()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_every_state_at_every_size(name: str, size: tuple[int, int]) -> None:
             else:
                 assert text[:1] in "g…" or size == (60, 12)
 
-    drive(PICTURES[name], script, size=size, diagnose=found(few_workers(), peer_wait()))
+    drive(picture(name), script, size=size, diagnose=found(few_workers(), peer_wait()))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_no_color(name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPa
         for key in keys.split():
             await press(pilot, key)
 
-    drive(PICTURES[name], script, size=size, diagnose=found(few_workers(), peer_wait()))
+    drive(picture(name), script, size=size, diagnose=found(few_workers(), peer_wait()))
 
 
 @pytest.mark.parametrize("size", [(160, 45), (120, 36), (80, 24)], ids=str)

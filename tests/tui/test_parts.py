@@ -444,7 +444,7 @@ RANK = rank_view(0, seconds=0, workers=0)
 
 
 def test_the_rank_under_the_mouse() -> None:
-    run = fakes.HEAVY.runs[0]
+    run = fakes.heavy().runs[0]
     plan = heat_grid(run, 80, 20)
     values = heat_values(run, METRICS[0], {})
     label, glyphs = plan.rows[3]

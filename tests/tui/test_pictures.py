@@ -235,7 +235,7 @@ def test_the_table_of_gpus(width: int) -> None:
 
 @pytest.mark.parametrize(("width", "rows"), [(80, 20), (120, 26), (160, 40)])
 def test_a_thousand_ranks_on_one_screen(width: int, rows: int) -> None:
-    run = fakes.HEAVY.runs[0]
+    run = fakes.heavy().runs[0]
     lines = heat_lines(run, width, rows, selected=616)
     glyphs = sum(
         sum(text.count(glyph) for glyph in "▁▂▃▄▅▆▇█")

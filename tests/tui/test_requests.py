@@ -40,11 +40,19 @@ from gpuwatch.tui.changes import (
 )
 from gpuwatch.tui.export import trace_target
 from gpuwatch.tui.fetch import MOST_BYTES, Fetch
-from gpuwatch.tui.render.knobs import log_entries, log_lines, set_text
+from gpuwatch.tui.render.knobs import (
+    control_off_lines,
+    knob_line,
+    log_entries,
+    log_lines,
+    no_knobs_lines,
+    proposal_lines,
+    set_text,
+)
 from gpuwatch.tui.render.memory import memory_lines, memory_markdown
 from gpuwatch.tui.render.profile import profile_lines, profile_markdown, waiting_text
 from gpuwatch.tui.render.text import width_of
-from gpuwatch.tui.requests import Answer, Request, pending_text
+from gpuwatch.tui.requests import Answer, Request, is_expired, pending_text
 from gpuwatch.tui.screens.finding import FindingScreen
 from gpuwatch.tui.screens.knobs import ChangeScreen, KnobsScreen
 from gpuwatch.tui.screens.memory import MemoryScreen
@@ -294,6 +302,19 @@ def test_the_reason_for_no_answer() -> None:
     long = said("accepted", phase_age_s=31.0)
     assert long == "accepted: it waits for the end of a step, the rank is in backward for 31 s"
     assert said("accepted", 1.0) == "accepted"
+    # What a rank that comes to no step end throws away; one of slow steps has longer.
+    status = Answer("accepted", "steps 1238-1242", step=rank.steps)
+    expired = "expired: the rank came to no step end within 10 s; it was not done"
+    for state in ("running", "hung", "eval"):
+        assert waiting_text(status, replace(rank, state=state), 11.5, "live") == expired
+    assert "expired" not in pending_text(status, rank, 10.5)
+    assert "within 15 s" in pending_text(status, replace(rank, step_ms=5000.0), 16.5)
+    assert "expired" not in pending_text(status, replace(rank, step_ms=5000.0), 15.5)
+    assert "expired" not in pending_text(status, replace(rank, steps=1241), 60.0)
+    # Of one that is not heard it is not known.
+    assert not is_expired(status, replace(rank, state="silent"), 60.0)
+    assert not is_expired(status, rank, 60.0, "lost")
+    assert "no contact" in pending_text(status, rank, 60.0, "lost")
     status = Answer("accepted", "steps 1238-1242")
     assert waiting_text(status, rank, 1.0, "live").endswith("accepted; the rank is at step 1,240")
     over = waiting_text(status, replace(rank, steps=1243), 1.0, "live")
@@ -485,6 +506,15 @@ def test_how_many_steps_is_typed() -> None:
     drive(session, script, size=(120, 32))
 
 
+def test_a_profile_that_ended_early_says_why() -> None:
+    answer = read_profile(
+        '{"first_step": 3, "note": "ended after 2 of 5 steps: the loader forked"}'
+    )
+    text = [text_of(line) for line in profile_lines(0, "node0", answer, 1.0, None, "f", 80)]
+    assert any("ended after 2 of 5 steps: the loader forked" in line for line in text)
+    assert "ended after 2 of 5 steps" in profile_markdown("run", 0, "node0", answer)
+
+
 def test_a_profile_that_is_refused_says_so() -> None:
     session = FakeTraining(live(versions=Versions(gpuwatch="0.1.0")))
 
@@ -504,6 +534,38 @@ def test_a_profile_that_is_refused_says_so() -> None:
         assert "there is no trace to fetch" in footer(await press(pilot, "f"))
 
     drive(session, script, size=(120, 32))
+
+
+def test_a_profile_that_was_never_begun_can_be_asked_for_again() -> None:
+    session = FakeTraining(live())
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        now_s = [0.0]
+        app.watcher._clock = lambda: now_s[0]
+        app.select_rank(1)
+        await press(pilot, "p", "enter")
+        session.answer("accepted", "steps 1241-1245")
+        assert "1241-1245: accepted" in await shown(app, pilot)
+        assert "one is under way" in footer(await press(pilot, "p"))
+        now_s[0] += 60.0
+        text = await shown(app, pilot)
+        assert " expired: the rank came to no step end within 10 s; it was not done" in text
+        assert "steps  5" in await press(pilot, "p")
+        await press(pilot, "enter")
+        assert len(session.sent) == 2
+
+    drive(session, script, size=(120, 32))
+
+
+def test_a_long_path_is_shown_whole() -> None:
+    answer = read_profile(msgspec.json.encode(PROFILE).decode())
+    folder = Path("/data/a-folder-of-experiments/with.a.long.name/2026-11-30") / ("r" * 90)
+    fetch = Fetch("r1", 0, answer.trace, FakeTraining(live()), folder)
+    fetch.path = folder / answer.trace
+    lines = profile_lines(0, "node0", answer, 0.0, fetch, "f", 80)
+    assert all(width_of(line) == 80 for line in lines)
+    text = "".join(text_of(line)[17:].rstrip() for line in lines)
+    assert f"fetched:{fetch.path}" in text.replace("fetched: ", "fetched:")
 
 
 # The trace
@@ -771,8 +833,13 @@ def test_which_hints_can_be_set() -> None:
         ({}, {"hints": (Hint("buy a disk", ""),)}, "F1 has no hint that is a value to set"),
         (
             {},
-            {"hints": (Hint("more", "num_workers", 1, 64, None),)},
-            "num_workers takes 0..16: 64 is too much",
+            {"hints": (Hint("fewer", "num_workers", 1, -1, None),)},
+            "num_workers takes 0..16: -1 is too little",
+        ),
+        (
+            {"knobs": (Knob("num_workers", 16, 0.0, 16.0),)},
+            {"hints": (Hint("more", "num_workers", 16, 19, None),)},
+            "num_workers is 16 already, the most that it takes",
         ),
     ],
 )
@@ -830,6 +897,46 @@ def test_limits_are_said() -> None:
         "",
     ]
     assert limits_text(Knob("n", 1, None, 4.0)) == "at most 4"
+    assert limits_text(Knob("n", 1, 1.0, 1e6)) == "1..1,000,000"
+    assert limits_text(Knob("x", 1.0, 1e-6, 1e6)) == "1e-06..1e+06"
+    assert limits_text(Knob("n", 1, 1.0, 1e300)) == "1..1e+300"
+
+
+def test_a_hint_beyond_the_limit_becomes_the_most_that_the_knob_takes() -> None:
+    run = live().runs[0]
+    finding = few_workers(hints=(Hint("more", "num_workers", 1, 19, (148.0, 160.0)),))
+    assert why_not_applied(finding, run) == ""
+    (proposal,) = proposals(finding, run)
+    assert (proposal.new, type(proposal.new), proposal.asked) == (16, int, 19)
+    text = "\n".join(text_of(line) for line in proposal_lines(proposal, run, 231.0, 1, 100))
+    assert "set num_workers 1 -> 16" in text
+    assert "the hint is 19: 16 is the most that it takes here" in text
+    assert "nothing is predicted for it" in text
+    assert "148" not in text
+    # A whole number stays one below a limit that is none.
+    odd = live(knobs=(Knob("num_workers", 1, 0.0, 8.5),)).runs[0]
+    assert proposals(finding, odd)[0].new == 8
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES, ids=SIZE_IDS)
+def test_the_page_of_knobs_says_how_control_is_had(width: int, height: int) -> None:
+    knob = Knob("gradient_accumulation_steps", 1, 1.0, 1e6, (), "at the next step")
+
+    def told(**hello: Any) -> str:
+        run = live(**hello).runs[0]
+        rows = knob_rows(run)
+        lines = [knob_line(row, 2, width, selected=False) for row in rows]
+        lines += control_off_lines(rows, run, width) if rows else no_knobs_lines(run, width)
+        assert all(width_of(line) == width for line in lines)
+        return " ".join(" ".join(text_of(line) for line in lines).split())
+
+    text = told(knobs=(knob,), allow_control=False)
+    assert "control is off: start it with gpuwatch run --allow-control -- ..." in text
+    assert "_steps 1 1..1,000,000" in text or "… 1 1..1,000,000 at" in text
+    assert "control is off" not in told(knobs=(knob,))
+    text = told(knobs=())
+    assert "gpuwatch.knob(name, value, apply)" in text
+    assert "by themselves once the training fetches" in text
 
 
 def test_values_that_differ_are_shown_by_rank() -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LogEntry",
     "change_lines",
+    "control_off_lines",
     "knob_head",
     "knob_line",
     "log_entries",
@@ -74,9 +75,9 @@ def knob_line(row: KnobRow, world: int, width: int, *, selected: bool) -> Line:
     return fit(
         [
             ("▌" if selected else " ", "focus"),
-            (f" {pad(row.name, name)}", "strong" if selected else "text"),
+            (f" {pad(row.name, name - 1)} ", "strong" if selected else "text"),
             (pad(_values(row, world, value - 1), value), "warning" if differ else "strong"),
-            (pad(limits_text(row.knob), limits), "dim"),
+            (f"{pad(limits_text(row.knob), limits - 1)} ", "dim"),
             (row.knob.effective, "dim"),
         ],
         width,
@@ -88,12 +89,21 @@ def no_knobs_lines(run: RunView | None, width: int) -> list[Line]:
     if run is None:
         return [fit([("   no run has been seen yet", "dim")], width)]
     text = (
-        "this run has no live knob: gpuwatch.knob(name, value, apply) in the script makes one, "
-        f"and it can be set where the training is started with {HOW_TO_ALLOW}"
+        "this run has no live knob. Those of a DataLoader (num_workers, prefetch_factor) are there "
+        "by themselves once the training fetches from it; gpuwatch.knob(name, value, apply) in the "
+        f"script makes others. They can be set where the training is started with {HOW_TO_ALLOW}"
     )
     if run.state == "ended":
         text = "the run has ended: nothing can be set in it any more"
     return [fit([("   ", "text"), (row, "dim")], width) for row in wrap(text, width - 5)]
+
+
+def control_off_lines(rows: Sequence[KnobRow], run: RunView | None, width: int) -> list[Line]:
+    """Return what stands under knobs that cannot be set, and how a training takes changes."""
+    if run is None or run.state == "ended" or all(row.allowed for row in rows):
+        return []
+    text = f"control is off: start it with {HOW_TO_ALLOW}, and these can be set"
+    return [fit([("   ", "text"), (row, "warning")], width) for row in wrap(text, width - 5)]
 
 
 # --- one change --------------------------------------------------------------------------------
@@ -130,6 +140,9 @@ def proposal_lines(
     limits = limits_text(proposal.row.knob)
     if limits:
         facts.append(f"it takes {limits}")
+    if proposal.asked is not None:
+        asked, new = value_text(proposal.asked), value_text(proposal.new)
+        facts.append(f"the hint is {asked}: {new} is the most that it takes here")
     if proposal.hint is not None:
         facts.append(predicted_text(proposal.hint, step_ms) or "nothing is predicted for it")
     if proposal.hint is not None and finding is not None:

@@ -11,8 +11,8 @@ from gpuwatch.tui.answers import Operator, ProfileAnswer
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
 from gpuwatch.tui.render.memory import size_text
-from gpuwatch.tui.render.text import Line, fit, heading, pad, rpad, wrap
-from gpuwatch.tui.requests import Answer, pending_text
+from gpuwatch.tui.render.text import Line, cells, fit, heading, pad, rpad, wrap
+from gpuwatch.tui.requests import Answer, is_expired, pending_text
 
 if TYPE_CHECKING:
     from gpuwatch.tui.fetch import Fetch
@@ -59,7 +59,8 @@ def ask_lines(rank: int, typed: str, steps: int, most: int, problem: str, width:
 def waiting_text(status: Answer, rank: RankView | None, waited_s: float, link: str) -> str:
     """Return what is being waited for: which steps were promised, and how far the rank is."""
     text = pending_text(replace(status, message=""), rank, waited_s, link)
-    if status.status != "accepted" or not status.message:
+    expired = is_expired(status, rank, waited_s, link)
+    if status.status != "accepted" or not status.message or expired:
         return text
     text = f"{status.message}: {text}"
     found = _STEPS.search(status.message)
@@ -100,6 +101,8 @@ def profile_lines(
     blank = fit([("", "text")], width)
     title = f"Profile of rank {rank}"
     lines = [heading(title, width, note=note, right=right, focused=True), blank]
+    for row in wrap(answer.note, width - 5) if answer.note else ():
+        lines.append(fit([(f"   {row}", "warning")], width))
     for name, label in _FIGURES:
         value = getattr(answer, name)
         if value is None:
@@ -154,6 +157,22 @@ def _operators(answer: ProfileAnswer, width: int) -> list[Line]:
     return lines
 
 
+def _unbroken(text: str, room: int) -> list[str]:
+    """Return text in lines of at most `room` cells with nothing left out: paths end at a slash."""
+    rows: list[str] = []
+    row = ""
+    for part in re.findall(r"[^/ ]*[/ ]?", text):
+        if row and cells(row + part.rstrip()) > room:
+            rows.append(row.rstrip())
+            row = ""
+        for sign in part:
+            if row and cells(row + sign) > room and sign != " ":
+                rows.append(row)
+                row = ""
+            row += sign
+    return [*rows, row.rstrip()]
+
+
 def _trace(
     node: str, answer: ProfileAnswer, fetch: Fetch | None, key: str, width: int
 ) -> list[Line]:
@@ -163,11 +182,11 @@ def _trace(
         return [fit([(f"   {pad('trace', _LABEL)}", "dim"), (f"n/a: {reason}", "dim")], width)]
     path = answer.trace_path or answer.trace
     text = f"{size_text(answer.trace_bytes)}, {path}{where}"
-    rows = [(row, "text") for row in wrap(text, width - _LABEL - 5)]
+    rows = [(row, "text") for row in _unbroken(text, width - _LABEL - 5)]
     if fetch is None:
         rows.append((f"{key} brings it here; ui.perfetto.dev and chrome://tracing open it", "dim"))
     elif fetch.path is not None:
-        rows += [(row, "ok") for row in wrap(f"fetched: {fetch.path}", width - _LABEL - 5)]
+        rows += [(row, "ok") for row in _unbroken(f"fetched: {fetch.path}", width - _LABEL - 5)]
         rows.append(("ui.perfetto.dev and chrome://tracing open it", "dim"))
     elif fetch.error:
         text = f"{fetch.error}; {key} tries again"
@@ -218,6 +237,7 @@ def profile_markdown(run: str, rank: int, node: str, answer: ProfileAnswer) -> s
         f"## Profile of rank {rank} of {_cell(run)}{where}",
         "",
         f"{steps_text(answer)}, {numbers.duration(answer.wall_ms)}{clock}",
+        *(["", _cell(answer.note)] if answer.note else []),
         "",
     ]
     for name, label in _FIGURES:

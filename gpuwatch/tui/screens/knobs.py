@@ -23,6 +23,7 @@ from gpuwatch.tui.changes import (
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.knobs import (
     change_lines,
+    control_off_lines,
     knob_head,
     knob_line,
     log_entries,
@@ -65,7 +66,7 @@ class _KnobsPane(ListPane, inherit_bindings=False):
         world = run.world_size if run is not None else 1
         name = (run.name or run.run) if run is not None else ""
         title = heading("Knobs", width, note=name, right=f"{len(rows)}", focused=True)
-        rest: list[Line] = [] if rows else no_knobs_lines(run, width)
+        rest = control_off_lines(rows, run, width) if rows else no_knobs_lines(run, width)
         rest.append(fit([("", "text")], width))
         rest += log_lines(log_entries(run) if run is not None else [], width)
 

@@ -74,7 +74,8 @@ class ProfileScreen(AskingScreen):
         if self._asking or self._profile is None:
             return [("confirm", "start"), ("more", "more"), ("fewer", "fewer")]
         if self._profile.answer is None:
-            return [("profile", "another")] if self._profile.error else []
+            waits = self._profile.waits(self.gpuwatch.watcher.newest)
+            return [] if waits else [("profile", "another")]
         keys = [("profile", "another"), ("copy-markdown", "copy")]
         return [("fetch", "fetch trace"), *keys] if self._profile.answer.trace else keys
 
@@ -123,7 +124,8 @@ class ProfileScreen(AskingScreen):
 
     def action_profile(self) -> None:
         """Ask for another one, unless one is under way."""
-        if self._profile is not None and not self._asking and not self._profile.finished:
+        view = self.gpuwatch.watcher.newest
+        if self._profile is not None and not self._asking and self._profile.waits(view):
             self.gpuwatch.tell("one is under way", "warning")
             return
         self._asking = True
