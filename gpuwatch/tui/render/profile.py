@@ -101,8 +101,8 @@ def profile_lines(
     blank = fit([("", "text")], width)
     title = f"Profile of rank {rank}"
     lines = [heading(title, width, note=note, right=right, focused=True), blank]
-    for row in wrap(answer.note, width - 5) if answer.note else ():
-        lines.append(fit([(f"   {row}", "warning")], width))
+    notes = wrap(answer.note, width - 5) if answer.note else []
+    lines += [fit([(f"   {row}", "warning")], width) for row in notes]
     for name, label in _FIGURES:
         value = getattr(answer, name)
         if value is None:
