@@ -29,7 +29,7 @@ _MOST_WALL_S = 2.0
 busy machine, and sorting tensors out as long again; what is then read of each, in Python, gives way
 to the training, so that time of its own is what counts."""
 
-_NOT_ASKED = "press T on the memory page: it walks over all objects (args tensors=true)"
+_NOT_ASKED = "press T on the memory page: it walks over all objects"
 _LARGEST = 10
 _LOOK_EVERY = 4096
 MOVING_NS = 2_000_000_000
