@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
 from gpuwatch.diagnosis.types import Abstain, RunPicture
 from gpuwatch.schema import PHASES, StepRecord
@@ -59,6 +60,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}"
 
 
+class _Columns(NamedTuple):
+    """Steps and phases in ms, [rank][step]; whether all of `comm` is known; what else counts."""
+
+    steps_ms: "list[array[float]]"
+    phases_ms: "Mapping[str, list[array[float]]]"
+    comm_known: bool
+    batches: "list[float]"
+    gc_ms: "list[array[float]]"
+
+
 @dataclass(frozen=True)
 class Aligned:
     """Steady steps by index: every list is [rank][step], in ms.
@@ -78,8 +89,8 @@ class Aligned:
         return len(self.indices)
 
     @cached_property
-    def _columns(self) -> "tuple[list[array[float]], Mapping[str, list[array[float]]], bool]":
-        """Steps and phases in ms, [rank][step], and whether all of `comm` is known.
+    def _columns(self) -> "_Columns":
+        """What the rules ask of every record, [rank][step].
 
         All in one go: of a large run each look at a record makes it anew, and as numbers in arrays
         they take a quarter of what they would as objects.
@@ -87,8 +98,12 @@ class Aligned:
         steps: list[array[float]] = []
         phases: dict[str, list[array[float]]] = {name: [] for name in PHASES}
         known = True
+        batches: list[float] = []
+        collecting: list[array[float]] = []
         for row in self.records:
             found = tuple(row)
+            batches.append(mean_ms([r.batches for r in found]) if found else 1.0)
+            collecting.append(array("d", [(r.gc_ns or 0) / 1e6 for r in found]))
             # A step without device times is by far the usual one where time matters here.
             parts = [r.host if r.device is None else deciding(r) for r in found]
             whole = [r.step_ns if r.device is None else deciding_step_ns(r) for r in found]
@@ -97,16 +112,16 @@ class Aligned:
                 values = list(map(_OF[name], parts))
                 column.append(array("d", [(ns or 0) / 1e6 for ns in values]))
                 known = known and (name != "comm" or None not in values)
-        return steps, phases, known
+        return _Columns(steps, phases, known, batches, collecting)
 
     def phase_ms(self, name: str) -> "list[array[float]]":
         """Return one phase, [rank][step]."""
-        return self._columns[1][name]
+        return self._columns.phases_ms[name]
 
     @property
     def step_ms(self) -> "list[array[float]]":
         """Step, [rank][step]."""
-        return self._columns[0]
+        return self._columns.steps_ms
 
     @property
     def comm_ms(self) -> "list[array[float]]":
@@ -121,6 +136,16 @@ class Aligned:
         host waits while the device is busy costs nothing, and is not in it.
         """
         return self.phase_ms("data_wait")
+
+    @property
+    def batches(self) -> "list[float]":
+        """Mean number of batches a step, [rank]."""
+        return self._columns.batches
+
+    @property
+    def gc_ms(self) -> "list[array[float]]":
+        """Pauses of the garbage collector, [rank][step]; 0 where none is known."""
+        return self._columns.gc_ms
 
     def host_wait_ms(self, row: int) -> list[float]:
         """Time of a rank's host in fetching, [step], whatever the device did meanwhile."""
@@ -165,7 +190,7 @@ class Aligned:
     @cached_property
     def comm_known(self) -> bool:
         """Whether every rank measured exposed communication in each of the steps."""
-        return self._columns[2]
+        return self._columns.comm_known
 
 
 MIN_STEPS = 8

@@ -536,7 +536,7 @@ def _comm_finding(
             )
         )
     hints += _overlap_hints(aligned, ddp, transfer_ms)
-    batches = round(mean_ms([r.batches for row in aligned.records for r in row]))
+    batches = round(mean_ms(aligned.batches))
     more = 2 * batches
     # As many samples as a step has today: half of a step that reduces once for twice as many.
     low_ms = step_ms - transfer_ms * (1 - batches / more)

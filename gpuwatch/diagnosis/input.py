@@ -145,7 +145,7 @@ def _model(aligned: Aligned, row: int) -> Model:
     loader = next((x for x in loaders if x.key == key), None)
     wait_ms = mean_ms(waits_ms)
     step_ms = mean_ms(steps_ms)
-    batches = mean_ms([r.batches for r in aligned.records[row]])
+    batches = aligned.batches[row]
     held = mean_ms([w >= SHARE_WARNING * s for w, s in zip(waits_ms, steps_ms, strict=True)])
     processes = _workers_of(rank, loader)
     if rank.worker_means:

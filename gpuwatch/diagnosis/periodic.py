@@ -387,7 +387,7 @@ def _burst(picture: RunPicture) -> Outcome:
         loader = _loader_of(rank, aligned.records[row][-1].loader)
         if loader is None or loader.num_workers < 2 or rank.rank in starved:
             continue  # or its workers are the limit all the time
-        batches = mean_ms([r.batches for r in aligned.records[row]])
+        batches = aligned.batches[row]
         lag = round(loader.num_workers / batches)
         waits = aligned.data_wait_ms[row]
         if lag < 2 or len(waits) < 3 * lag:
@@ -471,10 +471,10 @@ def _other_ms(aligned: Aligned) -> list[list[float]]:
     """Return `other` without pauses of the garbage collector, [rank][step]."""
     return [
         [
-            other if not step.gc_ns else max(0.0, other - step.gc_ns / 1e6)
-            for other, step in zip(row, steps, strict=True)
+            other if not paused else max(0.0, other - paused)
+            for other, paused in zip(row, pauses, strict=True)
         ]
-        for row, steps in zip(aligned.phase_ms("other"), aligned.records, strict=True)
+        for row, pauses in zip(aligned.phase_ms("other"), aligned.gc_ms, strict=True)
     ]
 
 
@@ -571,7 +571,7 @@ def _log_sync(picture: RunPicture) -> Outcome:
 
 
 def _excluded(aligned: Aligned, row: int) -> tuple[str, ...]:
-    pauses = [(r.gc_ns or 0) / 1e6 for r in aligned.records[row]]
+    pauses = aligned.gc_ms[row]
     waits = mean_ms(aligned.data_wait_ms[row])
     return (
         f"garbage collection: {mean_ms(pauses):.1f} ms a step",
