@@ -40,6 +40,7 @@ from gpuwatch.wire.collect.pipe import (
     preamble,
 )
 from gpuwatch.wire.collect.tcpinfo import cut, received_bytes
+from gpuwatch.wire.collect.wake import Wake
 
 __all__ = ["VERBS", "Door"]
 
@@ -135,9 +136,7 @@ class Door:
         self._words = 0
         self._spoke_s = 0.0
         self._complaints: set[str] = set()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
+        self._wake = Wake()
         self._link = NodeLink(directory, agent_argv, self._on_frame, self._on_state)
         self._open()
         self._first_bytes = _resident_bytes()
@@ -181,7 +180,7 @@ class Door:
         self._poller = zmq.Poller()
         for one in (self._zap, self._router, self._monitor):
             self._poller.register(one, zmq.POLLIN)
-        for fd in (self._wake_r, self._until):
+        for fd in (self._wake.fd, self._until):
             if fd is not None:
                 self._poller.register(fd, zmq.POLLIN)
 
@@ -199,22 +198,18 @@ class Door:
     def _on_frame(self, data: bytes, _received_s: float) -> None:
         if self._clients:
             self._frames.append(data)
-            self._wake()
+            self._wake.set()
 
     def _on_state(self, link: str, message: str) -> None:
         self._trouble = message if link == "lost" else ""
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
+        self._wake.set()
 
     # --- the loop ------------------------------------------------------------------------------
 
     def stop(self, _number: int = 0, _frame: object = None) -> None:
         """End `run`; usable as a signal handler, and from any thread."""
         self._stop = True
-        self._wake()
+        self._wake.set()
 
     def run(self) -> None:
         """Serve until `stop`, or until the descriptor `until` says that it is time."""
@@ -230,9 +225,8 @@ class Door:
         next_look_s = 0.0
         while not self._stop:
             ready = dict(self._poller.poll(_POLL_MS))
-            if self._wake_r in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_r, 4096)
+            if self._wake.fd in ready:
+                self._wake.clear()
             if self._zap in ready:
                 self._admit()
             if self._monitor in ready:

@@ -20,6 +20,7 @@ from gpuwatch.errors import AgentError
 from gpuwatch.frames import MAX_FRAME_BYTES, encode
 from gpuwatch.schema import WIRE_VERSION, Command
 from gpuwatch.wire.collect.discovery import agent_presence
+from gpuwatch.wire.collect.wake import Wake
 from gpuwatch.wire.publish import Presence
 
 __all__ = ["NodeLink", "ensure_agent"]
@@ -93,9 +94,7 @@ class NodeLink(threading.Thread):
         self._on_state = on_state
         self._commands: deque[Command] = deque()
         self._stopping = threading.Event()
-        self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_w, False)
-        os.set_blocking(self._wake_r, False)
+        self._wake = Wake()
         self.started_agent = False
         self.agent_pid: int | None = None
         self.asked_id = ""  # of the request for the past; its reply says that all of it is sent
@@ -103,18 +102,14 @@ class NodeLink(threading.Thread):
     def send(self, command: Command) -> None:
         """Queue a command for the node process; returns at once."""
         self._commands.append(command)
-        self._wake()
+        self._wake.set()
 
     def close(self, timeout_s: float = 0.4) -> None:
         """End the thread; waits at most `timeout_s`."""
         self._stopping.set()
-        self._wake()
+        self._wake.set()
         if self.is_alive():
             self.join(timeout_s)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
 
     def run(self) -> None:
         """The thread's body."""
@@ -158,7 +153,7 @@ class NodeLink(threading.Thread):
         poller = zmq.Poller()
         poller.register(frames, zmq.POLLIN)
         poller.register(requests, zmq.POLLIN)
-        poller.register(self._wake_r, zmq.POLLIN)
+        poller.register(self._wake.fd, zmq.POLLIN)
         next_attach_s = 0.0
         heard_s = time.monotonic()
         heard = False
@@ -170,9 +165,8 @@ class NodeLink(threading.Thread):
                 self._say(requests, "attach")
             self._flush(requests)
             ready = dict(poller.poll(_POLL_MS))
-            if self._wake_r in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_r, 4096)
+            if self._wake.fd in ready:
+                self._wake.clear()
             if frames in ready:
                 time.sleep(_DRAIN_S)
                 heard_s = time.monotonic()

@@ -26,6 +26,7 @@ from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import FrameStream, decode_command, encode, packed
 from gpuwatch.schema import WIRE_VERSION, NodeFrame
 from gpuwatch.wire.collect.link import NodeLink
+from gpuwatch.wire.collect.wake import Wake
 
 __all__ = [
     "MAGIC",
@@ -183,9 +184,7 @@ class Stdio:
         self._written_s = time.monotonic()
         self._ending = ""
         self._complaints = 0
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
+        self._wake = Wake()
         self._link = NodeLink(directory, agent_argv, self._on_frame, self._on_state)
 
     @property
@@ -197,22 +196,18 @@ class Stdio:
 
     def _on_frame(self, data: bytes, _received_s: float) -> None:
         self._outbox.put(packed(data))
-        self._wake()
+        self._wake.set()
 
     def _on_state(self, link: str, message: str) -> None:
         self._trouble = message if link == "lost" else ""
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
+        self._wake.set()
 
     # --- in the main thread --------------------------------------------------------------------
 
     def stop(self, number: int = 0, _frame: FrameType | None = None) -> None:
         """End `run`; usable as a signal handler."""
         self._ending = f"signal {number}"
-        self._wake()
+        self._wake.set()
 
     def run(self) -> str:
         """Carry frames and commands until an end of the pipe is closed; returns why it ended.
@@ -238,16 +233,15 @@ class Stdio:
     def _loop(self) -> None:
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
-        poll.register(self._wake_r, select.POLLIN)
+        poll.register(self._wake.fd, select.POLLIN)
         while not self._ending:
             # Without an event to wait for, poll still tells that nobody reads any more.
             shared = self._source == self._sink
             waiting = select.POLLOUT if self._unsent or len(self._outbox) else 0
             poll.register(self._sink, waiting | (select.POLLIN if shared else 0))
             ready = dict(poll.poll(_LOOK_MS))
-            if ready.get(self._wake_r):
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_r, 4096)
+            if ready.get(self._wake.fd):
+                self._wake.clear()
             if ready.get(self._source, 0) & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self._read()
             if ready.get(self._sink, 0) & (select.POLLERR | select.POLLNVAL):

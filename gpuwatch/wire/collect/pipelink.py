@@ -23,6 +23,7 @@ from gpuwatch.frames import FrameStream, encode, packed, printable
 from gpuwatch.schema import Command
 from gpuwatch.wire.collect.complaints import Complaint, PipeTarget, why_ended, why_other_version
 from gpuwatch.wire.collect.pipe import PreambleReader
+from gpuwatch.wire.collect.wake import Wake
 from gpuwatch.wire.collect.way import (
     BURST_BYTES,
     FRAME_BYTES,
@@ -353,10 +354,8 @@ class PipeLink(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._stopping = threading.Event()
         self._commands: deque[tuple[Pipe, Command]] = deque()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
-        self._selector.register(self._wake_r, selectors.EVENT_READ, self._woken)
+        self._wake = Wake()
+        self._selector.register(self._wake.fd, selectors.EVENT_READ, self._wake.clear)
         now_s = time.monotonic()
         # One after the other: an sshd, or a jump host that all share, takes few logins at a time.
         self.pipes = tuple(
@@ -367,24 +366,16 @@ class PipeLink(threading.Thread):
     def send(self, pipe: Pipe, command: Command) -> None:
         """Queue a command for the node behind a pipe; returns at once."""
         self._commands.append((pipe, command))
-        self._wake()
+        self._wake.set()
 
     def close(self, timeout_s: float = 0.4) -> None:
         """End the commands and the thread; waits at most `timeout_s`, then kills."""
         self._stopping.set()
-        self._wake()
+        self._wake.set()
         if self.is_alive():
             self.join(timeout_s)
         for pipe in self.pipes:
             pipe.kill()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
-
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
 
     def run(self) -> None:
         """The thread's body."""
@@ -400,7 +391,7 @@ class PipeLink(threading.Thread):
                     pipe, command = self._commands.popleft()
                     pipe.send(command)
                 ready = self._selector.select(_POLL_S)
-                if any(key.fd != self._wake_r for key, _ in ready):
+                if any(key.fd != self._wake.fd for key, _ in ready):
                     time.sleep(_DRAIN_S)  # a burst gathers: a wake-up costs more than a frame
                 for key, _ in ready:
                     key.data()

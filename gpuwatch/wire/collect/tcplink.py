@@ -10,7 +10,6 @@ A door is not trusted with more than a pipe: what it sends is bounded in rate an
 import contextlib
 import errno
 import ipaddress
-import os
 import random
 import threading
 import time
@@ -35,6 +34,7 @@ from gpuwatch.wire.collect.complaints import (
 from gpuwatch.wire.collect.pipe import PreambleReader, preamble
 from gpuwatch.wire.collect.scout import Found, Scout, addresses_of, greeting_of
 from gpuwatch.wire.collect.tcpinfo import Unread, received_bytes
+from gpuwatch.wire.collect.wake import Wake
 from gpuwatch.wire.collect.way import (
     BURST_BYTES,
     FRAME_BYTES,
@@ -400,13 +400,11 @@ class TcpLink(threading.Thread):
         self._stopping = threading.Event()
         self._commands: deque[tuple[TcpWay, Command]] = deque()
         self._answers: deque[tuple[tuple[TcpWay, int], Found]] = deque()
-        self._wake_r, self._wake_w = os.pipe()
-        for fd in (self._wake_r, self._wake_w):
-            os.set_blocking(fd, False)
+        self._wake = Wake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
         self._poller = zmq.Poller()
-        self._poller.register(self._wake_r, zmq.POLLIN)
+        self._poller.register(self._wake.fd, zmq.POLLIN)
         self._scout: Scout[tuple[TcpWay, int]] = Scout(self._answered)
         now_s = time.monotonic()
         # One after the other: a handshake costs both sides half a millisecond of computing.
@@ -427,22 +425,18 @@ class TcpLink(threading.Thread):
     def send(self, way: TcpWay, command: Command) -> None:
         """Queue a command for the node behind a door; returns at once."""
         self._commands.append((way, command))
-        self._wake()
+        self._wake.set()
 
     def close(self, timeout_s: float = 0.4) -> None:
         """End the connections and the thread; waits at most `timeout_s`."""
         self._stopping.set()
-        self._wake()
+        self._wake.set()
         if self.is_alive():
             self.join(timeout_s)
 
     def _answered(self, who: tuple[TcpWay, int], found: Found) -> None:
         self._answers.append((who, found))
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
+        self._wake.set()
 
     def run(self) -> None:
         """The thread's body."""
@@ -468,10 +462,9 @@ class TcpLink(threading.Thread):
 
     def _exchange(self) -> None:
         ready = {one for one, _ in self._poller.poll(_POLL_MS)}
-        if self._wake_r in ready:
-            ready.discard(self._wake_r)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_r, 4096)
+        if self._wake.fd in ready:
+            ready.discard(self._wake.fd)
+            self._wake.clear()
         if not ready:
             return
         time.sleep(_DRAIN_S)  # a burst gathers: a wake-up costs more than a frame
