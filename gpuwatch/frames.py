@@ -84,6 +84,7 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     simulated: bool
     workers: _None = ()
     commands: _None = ()
+    merged: Count = 0
 
     def told(self) -> tuple[RankState, Ledger]:
         """Decode and check state and totals.

@@ -387,6 +387,8 @@ class RankFrame(_Wire, frozen=True):
     once a second, newest totals only; in a snapshot those of the last seconds too, oldest first.
     `commands` is what became of commands since the frame before, in a snapshot of the last 64, but
     for snapshots and fetches. What ends later than its request is answered in `replies` here.
+    `merged` frames, those of the numbers before `seq`, are in this one: their records, spans,
+    worker totals and commands, and nothing of what it replaces. A rank sends none such.
     """
 
     version: Annotated[int, Meta(ge=0, le=2**16)]
@@ -407,6 +409,7 @@ class RankFrame(_Wire, frozen=True):
     simulated: bool = False
     workers: Annotated[tuple[WorkerCost, ...], Meta(max_length=4096)] = ()
     commands: Annotated[tuple[Logged, ...], Meta(max_length=64)] = ()
+    merged: Count = 0
 
 
 class Reading(_Wire, frozen=True):
@@ -540,7 +543,8 @@ class RankAge(_Wire, frozen=True):
 class NodeFrame(_Wire, frozen=True):
     """What a node process sends: its ranks' frames as they came, sensors, and silence.
 
-    `incarnation` changes with the node process, `seq` counts within it.
+    `incarnation` changes with the node process, `seq` counts within it. `merged` frames, those of
+    the numbers before `seq`, are in this one: who asked for fewer frames gets such.
     """
 
     version: Annotated[int, Meta(ge=0, le=2**16)]
@@ -555,3 +559,4 @@ class NodeFrame(_Wire, frozen=True):
     agent_pid: Pid = 0
     notices: Annotated[tuple[Text, ...], Meta(max_length=16)] = ()
     replies: Annotated[tuple[Reply, ...], Meta(max_length=64)] = ()
+    merged: Count = 0

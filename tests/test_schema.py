@@ -41,7 +41,7 @@ GOLDEN = {
     "Command": "version id verb | run rank args ttl_s",
     "Reply": "id status | message data",
     "RankFrame": "version run rank incarnation seq sent_s dropped | records spans state ledger "
-    "hello replies bye snapshot simulated workers commands",
+    "hello replies bye snapshot simulated workers commands merged",
     "WorkerCost": "loader pid | batches wall_ns cpu_ns collate_ns busy_ns age_s",
     "Reading": "value | unit source age_s state reason",
     "GpuEvent": "code text time_s | hardware",
@@ -54,7 +54,7 @@ GOLDEN = {
     "SensorFrame": "version seq sent_s | host gpus gpus_reason processes",
     "RankAge": "run rank incarnation age_s | pid_alive process_state gone_reason",
     "NodeFrame": "version node incarnation seq sent_s | frames ages sensors sensors_reason "
-    "agent_pid notices replies",
+    "agent_pid notices replies merged",
 }
 
 STRUCTS: dict[str, type[msgspec.Struct]] = {

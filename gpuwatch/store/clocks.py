@@ -53,11 +53,14 @@ class NodeClock:
         self._ahead_s = 0.0
         self._last: tuple[int, float, float] | None = None
 
-    def take(self, seq: int, sent_s: float, received_s: float, wall_s: float) -> float:
+    def take(
+        self, seq: int, sent_s: float, received_s: float, wall_s: float, merged: int = 0
+    ) -> float:
         """Take a frame; returns by how much the node's clock was set since the one before it.
 
-        `received_s` is monotonic. A frame that was held up is no step: its clock never goes back,
-        and what comes after it in a burst is not ahead of it by more than the burst is long.
+        `received_s` is monotonic, `merged` how many frames before it are in it. A frame that was
+        held up is no step: its clock never goes back, and what comes after it in a burst is not
+        ahead of it by more than the burst is long.
         """
         last, self._last = self._last, (seq, sent_s, received_s)
         off_s = sent_s - wall_s
@@ -65,10 +68,10 @@ class NodeClock:
             self._ahead_s = off_s
             return 0.0
         step_s = (sent_s - last[1]) - (received_s - last[2])
-        if seq == last[0] + 1 and (sent_s < last[1] - STEP_S or step_s > STEP_S):
+        if seq - merged == last[0] + 1 and (sent_s < last[1] - STEP_S or step_s > STEP_S):
             self._ahead_s = off_s
             return step_s
-        self._ahead_s = max(off_s, self._ahead_s - _DRIFT_S)
+        self._ahead_s = max(off_s, self._ahead_s - _DRIFT_S * (merged + 1))
         return 0.0
 
     @property

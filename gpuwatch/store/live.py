@@ -46,6 +46,10 @@ SILENT_S = 3.0
 """Thirty missed flushes: amber, never a proof of death."""
 
 _NODE_QUIET_S = 1.5
+_NODE_QUIET_MERGED_S = 2.4
+"""Of a node that sends about once a second, as who watches many has asked. Less than `SILENT_S` by
+half a second, after which a node says how old its ranks are: when it falls silent itself, no more
+is known of them."""
 _KEPT_RUNS = 32
 _FORGET_S = 60.0
 _KEPT_RANKS = 20_000
@@ -171,11 +175,11 @@ class _Rank:
             return False
         if self.seq is not None and frame.seq <= self.seq:
             return False
-        missing = self.seq is not None and frame.seq > self.seq + 1
-        if missing and self.seq is not None:
+        gap = 0 if self.seq is None else max(0, frame.seq - frame.merged - self.seq - 1)
+        if gap:
             if not self.open_gap:
                 self.gap_index = self.last_index
-            self.open_gap += frame.seq - self.seq - 1
+            self.open_gap += gap
         self.seq = frame.seq
         self._tell(frame.state, frame.ledger)
         for record in frame.records:
@@ -183,11 +187,13 @@ class _Rank:
                 self._append(record)
         if frame.spans:
             self.history.add_spans(_clean(frame.spans))
-        return missing
+        return gap > 0
 
     def beat(self, frame: Heartbeat, received_s: float) -> bool:
         """Take a heartbeat if it is the next frame; else it is to be taken as any frame is."""
-        if self.seq is None or frame.seq != self.seq + 1 or frame.incarnation != self.incarnation:
+        if self.seq is None or frame.incarnation != self.incarnation:
+            return False
+        if not frame.seq - frame.merged <= self.seq + 1 <= frame.seq:
             return False
         self.heard_s = received_s
         self.sent_s = max(self.sent_s, frame.sent_s)
@@ -378,6 +384,7 @@ class _Node:
         self.seq = 0
         self.lost = 0
         self.heard_s = 0.0
+        self.quiet_s = _NODE_QUIET_S
         self.agent_pid = 0
         self.sensors: SensorFrame | None = None
         self.sensors_heard_s = 0.0
@@ -517,16 +524,20 @@ class Store:
         node = self._nodes.get(name)
         if node is None:
             node = self._nodes[name] = _Node(name)
-        step_s = node.clock.take(node_frame.seq, node_frame.sent_s, received_s, self._wall())
+        step_s = node.clock.take(
+            node_frame.seq, node_frame.sent_s, received_s, self._wall(), node_frame.merged
+        )
         if step_s and self._link == "live":
             for known in self._ranks.values():
                 if known.node == name:
                     known.timeline.move(round(step_s))
         if node.incarnation == node_frame.incarnation:
-            node.lost += max(0, node_frame.seq - node.seq - 1)
+            node.lost += max(0, node_frame.seq - node_frame.merged - node.seq - 1)
         node.incarnation = node_frame.incarnation
         node.seq = node_frame.seq
         node.heard_s = received_s
+        if node_frame.merged:
+            node.quiet_s = _NODE_QUIET_MERGED_S
         node.agent_pid = node_frame.agent_pid
         node.sensors_reason = printable(node_frame.sensors_reason)
         node.notices = _clean(node_frame.notices)
@@ -691,7 +702,7 @@ class Store:
 
     def _rank_view(self, rank: _Rank, now_s: float) -> RankView:
         node = self._nodes.get(rank.node)
-        node_live = node is not None and now_s - node.heard_s < _NODE_QUIET_S
+        node_live = node is not None and now_s - node.heard_s < node.quiet_s
         pid = rank.hello.pid if rank.hello is not None else None
         process = workers = None
         if node is not None and pid is not None:
