@@ -22,6 +22,8 @@ __all__ = [
     "KnobRow",
     "Proposal",
     "Value",
+    "follows",
+    "is_late",
     "knob_rows",
     "limits_text",
     "parse_value",
@@ -253,10 +255,18 @@ def _most(knob: Knob, value: Value) -> Value | None:
 
 
 def _row_of(hint: Hint, rows: Mapping[str, KnobRow]) -> KnobRow | None:
-    if not hint.knob:
-        return None
-    near = (row for name, row in rows.items() if name.endswith(f".{hint.knob}"))
+    near = (row for name, row in rows.items() if follows(name, hint))
     return rows.get(hint.knob) or next(near, None)
+
+
+def follows(name: str, hint: Hint) -> bool:
+    """Whether a live knob of that name is the one of a hint: `train.lr` is that of `lr`."""
+    return bool(hint.knob) and (name == hint.knob or name.endswith(f".{hint.knob}"))
+
+
+def is_late(message: str) -> bool:
+    """Whether a rank has said of a knob that it is felt with the next epoch only."""
+    return _NEXT_EPOCH in message
 
 
 def why_not_applied(finding: Finding, run: RunView) -> str:
@@ -335,7 +345,7 @@ class Change:
         if self._settled is not None:
             answers = [self.request.answers[rank] for rank in done]
             steps = [answer.step for answer in answers]
-            late = any(_NEXT_EPOCH in answer.message for answer in answers)
+            late = any(is_late(answer.message) for answer in answers)
             self._settled(max(steps) if steps else None, late)
         name, new = self.proposal.row.name, value_text(self.proposal.new)
         number = len(self.request.ranks)

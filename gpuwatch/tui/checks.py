@@ -58,17 +58,23 @@ class Checks:
         runs: Sequence[RunView],
         tracks: Tracks,
         at_s: float,
+        until: int | None = None,
     ) -> bool | None:
         """Freeze the window of a finding of `run`, or let it go; returns whether it is frozen now.
 
-        None where the window has too few steps for a comparison.
+        Its steps after `until` are left out, where that is given. None where there are too few
+        for a comparison.
         """
         key = (run.run, finding.id)
         if key in self._checks:
             self._drop(key)
             return False
         # The window alone: what lies before it may be from before the finding.
-        check = freeze(finding, Tracks().side(run), tracks.generation(run.run), at_s, runs)
+        before = Tracks().side(run)
+        if until is not None:
+            kept = frozenset(index for index in before.steps.indices if index <= until)
+            before = replace(before, steps=before.steps.of(kept))
+        check = freeze(finding, before, tracks.generation(run.run), at_s, runs)
         if check is None:
             return None
         self._checks[key] = check
@@ -79,6 +85,15 @@ class Checks:
     def holds(self, finding: Finding) -> bool:
         """Whether the window of a finding is frozen."""
         return (finding.run, finding.id) in self._checks
+
+    def is_set(self, finding: Finding, setting: Setting) -> bool:
+        """Whether a knob is known to be set to that value, for a finding that is checked."""
+        check = self._checks.get((finding.run, finding.id))
+        changed = check.changed if check is not None else None
+        return changed is not None and (changed.name, changed.after) == (
+            setting.name,
+            setting.after,
+        )
 
     def drop(self, finding: Finding) -> None:
         """Let the window of a finding go."""

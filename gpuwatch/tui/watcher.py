@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpuwatch.tui.job import Job
     from gpuwatch.tui.sides import Compared, Recordings, Sides
     from gpuwatch.tui.tracks import Tracks
+    from gpuwatch.tui.witness import Seen, Witness
 
 __all__ = ["SNOOZE_S", "SORTS", "SPANS_S", "Watcher"]
 
@@ -189,6 +190,8 @@ class Watcher:
         self._job_told: tuple[int | None, str, str] = (None, "", "")
         self._tracks: Tracks | None = None
         self._checks: Checks | None = None
+        self._witness: Witness | None = None
+        self._quiet_runs: set[str] = set()
         self._sides: Sides | None = None
         self._sides_rounds = 0
         self._checked_at = -_CHECKS_S
@@ -233,7 +236,9 @@ class Watcher:
         if self._paused:
             if now - self._kept_at >= _KEEP_S:
                 # The picture stands still; what happens meanwhile must be there afterwards.
-                self._keep(self._session.view(), now)
+                newest = self._session.view()
+                self._see_changes(newest)
+                self._keep(newest, now)
             if not force:
                 return None
         else:
@@ -246,6 +251,7 @@ class Watcher:
                 return None
             self._diagnose(now)
             self._settle()
+            self._see_changes(self._view)
             self._check(now)
             if now - self._kept_at >= _KEEP_S:
                 self._keep(self._view, now)
@@ -296,6 +302,40 @@ class Watcher:
             wanted |= self._sides.runs
             wanted |= {run.run for run in (self._scene.run,) if run is not None}
         self._tracks.take(view.runs, wanted, 0 if replayed is None else replayed.seeks)
+
+    def _see_changes(self, view: View) -> None:
+        """Begin to check what anybody has set in a running training, for its finding."""
+        if self._witness is None:
+            if not any(rank.commands for run in view.runs for rank in run.ranks):
+                self._quiet_runs = {run.run for run in view.runs}
+                return
+            from gpuwatch.tui.witness import Witness
+
+            self._witness = Witness(self._quiet_runs)
+        for run in view.runs:
+            diagnosis = self._results.get(run.run)
+            for seen in self._witness.take(run, diagnosis.findings if diagnosis else ()):
+                self._begin_seen(seen, run, view)
+
+    def _begin_seen(self, seen: Seen, run: RunView, view: View) -> None:
+        checks = self._known_checks()
+        finding, setting = seen.finding, seen.setting
+        if self._tracks is None or checks.is_set(finding, setting):
+            return  # it was set here, and its check goes on
+        fresh = not checks.holds(finding)
+        if fresh and not checks.toggle(
+            finding, run, view.runs, self._tracks, view.at_s, seen.until
+        ):
+            return
+        checks.changed(finding, setting, seen.step, run if seen.late else None)
+        self._checked_at = -_CHECKS_S
+
+    def _known_checks(self) -> Checks:
+        if self._checks is None:
+            from gpuwatch.tui.checks import Checks
+
+            self._checks = Checks()
+        return self._checks
 
     def _check(self, now: float) -> None:
         if not self._checks or self._tracks is None or now - self._checked_at < _CHECKS_S:
@@ -462,12 +502,8 @@ class Watcher:
         steady = run is not None and any(rank.window for rank in run.ranks)
         if run is None or not steady or self._tracks is None:
             return None, "there is no window of steady steps to freeze yet"
-        if self._checks is None:
-            from gpuwatch.tui.checks import Checks
-
-            self._checks = Checks()
         view = self._view
-        frozen = self._checks.toggle(finding, run, view.runs, self._tracks, view.at_s)
+        frozen = self._known_checks().toggle(finding, run, view.runs, self._tracks, view.at_s)
         if frozen is None:
             return None, "the window has too few steady steps to compare with"
         self._checked_at = -_CHECKS_S
