@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+REAL := terminal or distributed or process or gpu
 INPUTS := pyproject.toml trainer/pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -34,8 +35,13 @@ $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
 demo: $(VENV)/.installed
 	@$(BIN)/gpuwatch demo
 
+# Most tests are alone with their own functions: several at a time. Those that drive processes, a
+# terminal or a card have the machine to themselves, one after the other. Both parts always run.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	@failed=0; \
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not ($(REAL))" || failed=1; \
+	$(BIN)/python -m pytest -m "$(REAL)" || failed=1; \
+	exit $$failed
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
