@@ -186,8 +186,11 @@ def test_what_changes_in_a_pause_is_checked() -> None:
     watcher = watched(session, few_workers(run="r1", id="F1", hints=finding().hints))
     watcher.toggle_pause()
     watcher._kept_at -= 10
-    session.show(view([with_log(run, logged("done", began_s(1064), DONE))]))
+    log = logged("done", began_s(1064), DONE)
+    session.show(view([with_log(run, log)]))
     watcher.poll()
+    # When the pause ends, the steps before the change are long gone.
+    session.show(view([with_log(stepping(first=1200, run="r1"), log)]))
     watcher.toggle_pause()
     watcher._checked_at -= 10
     watcher.poll(force=True)
