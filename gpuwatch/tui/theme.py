@@ -9,10 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.color import Color, blend_rgb
+from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color as Ground
+from textual.filter import LineFilter
 from textual.theme import Theme
 
-__all__ = ["PALETTES", "SELECTED_STYLES", "STYLES", "Palette", "textual_theme", "use_theme"]
+__all__ = [
+    "PALETTES",
+    "SELECTED_STYLES",
+    "STYLES",
+    "Palette",
+    "Through",
+    "styles_through",
+    "textual_theme",
+    "use_theme",
+]
 
 PHASES = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "other")
 
@@ -215,6 +227,31 @@ def use_theme(name: str) -> None:
     selected = Style(bgcolor=palette.surface)
     STYLES.update({key: plain + style for key, style in fronts.items()})
     SELECTED_STYLES.update({key: selected + style for key, style in fronts.items()})
+    _filtered.clear()
+
+
+Through = tuple[tuple[LineFilter, ...], Ground]
+"""Textual's filters that styles go through before they reach the terminal, and the ground of it."""
+
+_filtered: dict[Through, tuple[Mapping[str, Style], Mapping[str, Style]]] = {}
+
+
+def styles_through(through: Through) -> tuple[Mapping[str, Style], Mapping[str, Style]]:
+    """Return `STYLES` and `SELECTED_STYLES` as they are behind filters; made once a theme."""
+    found = _filtered.get(through)
+    if found is None:
+        found = (_behind(STYLES, through), _behind(SELECTED_STYLES, through))
+        _filtered[through] = found
+    return found
+
+
+def _behind(styles: Mapping[str, Style], through: Through) -> Mapping[str, Style]:
+    filters, ground = through
+    segments = [Segment("x", style) for style in styles.values()]
+    for item in filters:
+        segments = item.apply(segments, ground)
+    found = [segment.style or Style.null() for segment in segments]
+    return dict(zip(styles, found, strict=True))
 
 
 use_theme("dark")

@@ -19,6 +19,7 @@ from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
 from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
 from gpuwatch.tui.render.text import fit
 from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.widgets.paint import SpanCompositor
 from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class FedScreen(Screen[None]):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._compositor = SpanCompositor()
         self._header = LinePane(id="header")
         self._footer = LinePane(id="footer")
         self._prompt: PromptPane | None = None

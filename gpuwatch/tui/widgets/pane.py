@@ -1,9 +1,10 @@
 """The two kinds of pane: a fixed picture, and a list that scrolls under a fixed heading."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual._styles_cache import StylesCache
 from textual.binding import BindingType
 from textual.events import Click
@@ -17,7 +18,8 @@ from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.glyphs import to_ascii
 from gpuwatch.tui.render.text import Line, cells, width_of
-from gpuwatch.tui.theme import SELECTED_STYLES, STYLES
+from gpuwatch.tui.theme import SELECTED_STYLES, STYLES, Through, styles_through
+from gpuwatch.tui.widgets.paint import Painted, Piece, cut
 
 __all__ = [
     "LinePane",
@@ -47,13 +49,30 @@ def ascii_only() -> bool:
 def to_strip(line: Line, width: int, *, selected: bool = False) -> Strip:
     """Return the line as a strip of exactly `width` cells; every segment has a style."""
     styles = SELECTED_STYLES if selected else STYLES
+    line = _safe(line)
+    plain = styles["text"]
+    segments = [Segment(text, styles.get(name, plain)) for text, name in line]
+    return Strip(segments, width_of(line)).adjust_cell_length(width, styles["text"])
+
+
+def _safe(line: Line) -> Line:
+    """Return the line with nothing in it that the terminal cannot or must not be sent."""
     if not all(text.isprintable() for text, _ in line):
         line = [(_printable(text), name) for text, name in line]
     if _ascii:
         line = [(to_ascii(text), name) for text, name in line]
+    return line
+
+
+def _pieces(line: Line, x1: int, x2: int, styles: Mapping[str, Style]) -> list[Piece]:
+    """Return the cells of a line from `x1` to `x2`, filled up where it is shorter."""
     plain = styles["text"]
-    segments = [Segment(text, styles.get(name, plain)) for text, name in line]
-    return Strip(segments, width_of(line)).adjust_cell_length(width, styles["text"])
+    shown = cut(_safe(line), x1, x2)
+    pieces = [(text, styles.get(name, plain)) for text, name in shown]
+    missing = x2 - x1 - width_of(shown)
+    if missing > 0:
+        pieces.append((" " * missing, plain))
+    return pieces
 
 
 def _printable(text: str) -> str:
@@ -111,12 +130,17 @@ def changed_span(old: Line, new: Line, width: int) -> tuple[int, int] | None:
     return min(first, last - 1), last
 
 
-def _refresh_changed(pane: Widget, old: Sequence[Line], new: Sequence[Line]) -> None:
-    """Ask for a repaint of what differs between two pictures; what is alike costs no byte."""
+def _refresh_changed(
+    pane: Widget, old: Sequence[Line], new: Sequence[Line], whole: Set[int] = frozenset()
+) -> None:
+    """Ask for a repaint of what differs between two pictures; what is alike costs no byte.
+
+    Lines of `whole` are on another ground than before.
+    """
     width = pane.size.width
     regions: list[Region] = []
     for y in range(max(len(old), len(new))):
-        if y >= len(old) or y >= len(new):
+        if y >= len(old) or y >= len(new) or y in whole:
             span: tuple[int, int] | None = (0, width)
         else:
             span = changed_span(old[y], new[y], width)
@@ -131,7 +155,7 @@ def _refresh_changed(pane: Widget, old: Sequence[Line], new: Sequence[Line]) -> 
         pane.refresh(*regions)
 
 
-class LinePane(Widget):
+class LinePane(Painted, Widget):
     """Shows lines from the top; repaints only those that changed."""
 
     DEFAULT_CSS = "LinePane { position: absolute; }"
@@ -164,12 +188,17 @@ class LinePane(Widget):
         line = self._lines[y] if y < len(self._lines) else []
         return to_strip(line, self.size.width)
 
+    def pieces(self, y: int, x1: int, x2: int, through: Through) -> list[Piece]:
+        """Return a part of one line."""
+        line = self._lines[y] if y < len(self._lines) else []
+        return _pieces(line, x1, x2, styles_through(through)[0])
+
     def on_click(self, event: Click) -> None:
         """Say which cell it was."""
         self.post_message(self.Clicked(self, event.x, event.y))
 
 
-class ListPane(ScrollView, can_focus=True, inherit_bindings=False):
+class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
     """Rows that can be selected, under `fixed` lines that do not scroll.
 
     Several rows may belong to one item. Only visible rows are ever asked for.
@@ -208,6 +237,7 @@ class ListPane(ScrollView, can_focus=True, inherit_bindings=False):
         self._selected = 0
         self._row: Callable[[int], Line] = lambda _: []
         self._drawn: list[Line] = []
+        self._marked: frozenset[int] = frozenset()
 
     @property
     def selected(self) -> int:
@@ -257,19 +287,26 @@ class ListPane(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _repaint(self) -> None:
         old, self._drawn = self._drawn, self._visible()
-        _refresh_changed(self, old, self._drawn)
+        before, self._marked = self._marked, self._selected_lines()
+        _refresh_changed(self, old, self._drawn, before ^ self._marked)
 
     def render_line(self, y: int) -> Strip:
         """Return one line as Textual wants it."""
         line = self._drawn[y] if y < len(self._drawn) else []
-        row = self.scroll_offset.y + y - len(self._fixed)
-        selected = (
-            self.has_focus
-            and y >= len(self._fixed)
-            and 0 <= row < self._count
-            and self._items[row] == self._selected
-        )
-        return to_strip(line, self.size.width, selected=selected)
+        return to_strip(line, self.size.width, selected=y in self._marked)
+
+    def pieces(self, y: int, x1: int, x2: int, through: Through) -> list[Piece]:
+        """Return a part of one line."""
+        line = self._drawn[y] if y < len(self._drawn) else []
+        return _pieces(line, x1, x2, styles_through(through)[y in self._marked])
+
+    def _selected_lines(self) -> frozenset[int]:
+        """Return which lines on the screen are those of the selected item."""
+        if not self.has_focus:
+            return frozenset()
+        top, fixed = self.scroll_offset.y, len(self._fixed)
+        rows = range(top, min(self._count, top + self.rows_in(self.size.height)))
+        return frozenset([fixed + i - top for i in rows if self._items[i] == self._selected])
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Follow the scroll position: the lines on the screen are others now."""
