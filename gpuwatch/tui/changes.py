@@ -238,6 +238,8 @@ def proposals(finding: Finding, run: RunView) -> tuple[Proposal, ...]:
             new, asked, told = most, new, replace(hint, predicted_ms=None)
         if isinstance(row.knob.value, int) and not isinstance(new, bool | str):
             new = int(new)
+        if [value for value, _ in row.by_value()] == [new]:
+            continue  # it has been set since
         everyone = set(row.ranks) == {rank.rank for rank in run.ranks}
         name = run.name or run.run
         found.append(Proposal(run.run, name, row, new, everyone, finding, told, asked))
@@ -289,7 +291,8 @@ def why_not_applied(finding: Finding, run: RunView) -> str:
         most = _most(row.knob, hint.new)
         if most is not None:
             return f"{row.name} is {value_text(most)} already, the most that it takes"
-        return wrong_value(row.knob, hint.new)
+        wrong = wrong_value(row.knob, hint.new)
+        return wrong or f"{row.name} is {value_text(hint.new)} already"
     return f"{hints[0].knob} is no live knob of this run: change it, start anew, v compares"
 
 

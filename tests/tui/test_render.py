@@ -414,6 +414,20 @@ def test_detail_holds_evidence_ruled_out_and_hints() -> None:
     assert "too few loader workers" in page
 
 
+def test_a_resolved_finding_is_of_its_own_time() -> None:
+    """Neither the step of now nor the age of what is over stands beside it."""
+    scene = scene_of(two_ranks())
+    page = "\n".join(text_of(line) for line in finding_detail(few_workers(), scene, 120))
+    assert re.search(r"predicted step \d+ -> \d+\.\.\d+ ms", page)
+    assert "gain " in page
+    over = few_workers(state="resolved", opened_step=10, resolved_step=90)
+    page = "\n".join(text_of(line) for line in finding_detail(over, scene, 120))
+    assert re.search(r"predicted step \d+\.\.\d+ ms", page)
+    assert "gain " not in page
+    assert "was open from step 10 to 90" in page
+    assert "open since" not in page
+
+
 @given(st.integers(30, 200))
 def test_detail_lines_have_the_width(width: int) -> None:
     scene = scene_of(two_ranks())

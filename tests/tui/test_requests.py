@@ -841,6 +841,7 @@ def test_which_hints_can_be_set() -> None:
             {"hints": (Hint("more", "num_workers", 16, 19, None),)},
             "num_workers is 16 already, the most that it takes",
         ),
+        ({"knobs": (Knob("num_workers", 7, 0.0, 16.0),)}, {}, "num_workers is 7 already"),
     ],
 )
 def test_why_no_hint_can_be_set(

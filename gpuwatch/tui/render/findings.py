@@ -269,7 +269,8 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
     """Return every line of one finding: evidence, what was ruled out, what to try."""
     glyph, style = _severity(item)
     run, summary = scene.run, scene.summary
-    step_ms = summary.step_ms if summary is not None else None
+    # What it predicts is for the step of its time, not for the one of now.
+    step_ms = summary.step_ms if summary is not None and item.state == "open" else None
     title = f"{item.id}  {item.kind}" if item.id else item.kind
     lines = [heading(title, width, focused=focused), fit([("", "text")], width)]
     word = (
@@ -287,7 +288,9 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
     facts.append(ranks_text(item.ranks, run.world_size if run else None, 48))
     if item.nodes:
         facts.append(clip(" ".join(item.nodes), 40))
-    if item.opened_step:
+    if item.opened_step and item.state != "open":
+        facts.append(f"was open from step {item.opened_step:,} to {item.resolved_step or 0:,}")
+    elif item.opened_step:
         since = f"open since step {item.opened_step:,}"
         if item.opened_s:
             since += f" ({numbers.age(scene.view.at_s + scene.since_s - item.opened_s)})"
