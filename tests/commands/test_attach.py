@@ -290,7 +290,22 @@ def no_steps_are_missing_or_double(session: RemoteSession) -> bool:
     return True
 
 
-def listeners(directories: list[Path]) -> list[str]:
+def listening(process: psutil.Process) -> set[str]:
+    """What a process listens to: `python addr(ip='127.0.0.1', port=5700)`."""
+    return {
+        f"{process.name()} {c.laddr}"
+        for c in process.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.fixture
+def pytests_own() -> set[str]:
+    """What this process listened to before: a plugin of pytest has a socket for its counts."""
+    return listening(psutil.Process())
+
+
+def listeners(directories: list[Path], pytests_own: set[str]) -> set[str]:
     """Sockets of the internet that our processes have: this one, its children, the far sides."""
     ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
     names = {f"GPUWATCH_DIR={directory}" for directory in directories}
@@ -300,20 +315,16 @@ def listeners(directories: list[Path]) -> list[str]:
             if names & set(environ.split("\0")):
                 ours.append(process)
     assert len(ours) > 2 * len(directories)
-    found = []
+    found: set[str] = set()
     for process in ours:
         with contextlib.suppress(psutil.Error):
             if process.name() != "sshd":  # the test's own: the far machine's door
-                found += [
-                    f"{process.name()} {c.laddr}"
-                    for c in process.net_connections("inet")
-                    if c.status == psutil.CONN_LISTEN
-                ]
-    return found
+                found |= listening(process)
+    return found - pytests_own
 
 
 def test_two_machines_are_one_job_and_a_lost_one_comes_back(
-    machines: list[Path], tmp_path: Path
+    machines: list[Path], tmp_path: Path, pytests_own: set[str]
 ) -> None:
     gate = tmp_path / "gate"
     gate.touch()
@@ -378,7 +389,7 @@ def test_two_machines_are_one_job_and_a_lost_one_comes_back(
         told = [e.text for e in session.view().events if e.text.startswith(pipe.target.label)]
         assert told[0] == f"{pipe.target.label}: attached"
         assert told[-1] == f"{pipe.target.label}: attached again"
-        assert not listeners(machines)
+        assert not listeners(machines, pytests_own)
         pids = [p.pid for p in session.pipes]
         began_s = time.monotonic()
         session.close()
@@ -485,7 +496,10 @@ def an_sshd(directory: Path, port: int) -> Iterator[None]:
     reason="no sshd on this machine (Debian: apt-get install openssh-server)",
 )
 def test_two_ranks_behind_a_real_sshd(
-    machines: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pytests_own: set[str],
 ) -> None:
     port = free_port()
     known = tmp_path / "known_hosts"
@@ -520,7 +534,7 @@ def test_two_ranks_behind_a_real_sshd(
             before = steps(session, 1)
             support.wait_until(lambda: steps(session, 1) > before, 5, "steps go on")
             support.wait_until(lambda: no_steps_are_missing_or_double(session), 8, "no gap")
-            assert not listeners(machines)
+            assert not listeners(machines, pytests_own)
         assert not any(pid and psutil.pid_exists(pid) for pid in children)
         authorized = tmp_path / "authorized"
         authorized.write_text("")
