@@ -145,8 +145,12 @@ class GpuwatchApp(App[None]):
         recordings: Recordings | None = None,
         job: Job | None = None,
     ) -> None:
+        self._starting = True
+        self._sheets_of = -1
         super().__init__()
         self.animation_level = "none"
+        # Nothing here has a tooltip or a toast: two widgets less to be made for each screen.
+        self._disable_tooltips = self._disable_notifications = True
         self._config = load_config() if config is None else config
         self._set_up_terminal()
         self.set_keymap(dict(self._config.keys))
@@ -212,7 +216,7 @@ class GpuwatchApp(App[None]):
         self._catch_signals()
         self._watch_terminal()
         self.app_resume_signal.subscribe(self, self._resumed)
-        self.refresh_scene(force=True)
+        self.refresh_scene()
         if self._hz > 0:
             self.set_interval(1.0 / self._hz, self.refresh_scene)
         self.call_after_refresh(self._painted)
@@ -228,6 +232,8 @@ class GpuwatchApp(App[None]):
             task.close()
 
     def _painted(self) -> None:
+        self._starting = False
+        self.screen._css_update_count = self._css_update_count
         # What start-up built lives as long as the app: never look at it again.
         gc.freeze()
         gc.enable()
@@ -383,6 +389,24 @@ class GpuwatchApp(App[None]):
         """Show that rank in bars, machine and timeline."""
         self._watcher.select_rank(rank)
         self.refresh_scene(force=True)
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Read the style sheets anew, after a change of theme.
+
+        Textual (8.2.8) asks for it at the start and whenever a view is opened for the first time,
+        twice each, though every widget has just been made from these sheets.
+        """
+        count = self._css_update_count
+        if self._starting:
+            if self._sheets_of != count:
+                # Each is read once, when the first widget needs it.
+                self.stylesheet.set_variables(self.get_css_variables())
+                self.stylesheet._require_parse = True
+        elif self._sheets_of != count or self.screen._css_update_count not in (-1, count):
+            super().refresh_css(animate=animate)
+        else:
+            self.screen._css_update_count = count
+        self._sheets_of = count
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Hold drawing back while a view changes: a moment, not the twentieth of a second.

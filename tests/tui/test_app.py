@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual._compositor import Compositor
+from textual.css.stylesheet import Stylesheet
 from textual.events import Key
 from textual.keys import _character_to_key
 from textual.pilot import Pilot
@@ -439,6 +441,45 @@ def test_first_paint_is_told_once() -> None:
 
     drive(two_ranks(), script, on_first_paint=lambda: painted.append(1))
     assert painted == [1]
+
+
+def test_the_first_picture_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, int] = {}
+
+    def counted(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+
+        def wrapper(*args: Any, **options: Any) -> Any:
+            made[name] = made.get(name, 0) + 1
+            return method(*args, **options)
+
+        monkeypatch.setattr(kind, name, wrapper)
+
+    counted(Stylesheet, "parse")
+    counted(Compositor, "render_full_update")
+    counted(Overview, "feed")
+    counts: list[dict[str, int]] = []
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        made.clear()
+        await press(pilot, "2")
+        await press(pilot, "1")
+        assert "parse" not in made
+        ground = app.screen.background_colors[1]
+        app.action_theme("light")
+        await pilot.pause()
+        assert made["parse"]
+        # The other views are of the new theme too, those that are there and those to come.
+        for key in ("1", "2", "3"):
+            await press(pilot, key)
+            assert app.screen.background_colors[1] not in (ground, None)
+
+    drive(cluster(), script, on_first_paint=lambda: counts.append(dict(made)))
+    # Sheets are read before the screen and, with those of its panes, after it.
+    (first,) = counts
+    assert first["parse"] <= 2
+    assert first["feed"] <= 3
+    assert first["render_full_update"] <= 1
 
 
 def test_an_unchanged_picture_is_not_painted_again() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.events import Resize
+from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -57,6 +58,7 @@ class FedScreen(Screen[None]):
         self._footer = LinePane(id="footer")
         self._prompt: PromptPane | None = None
         self._scene: Scene | None = None
+        self._laid_out: Size | None = None
         self._keys: list[Key] = []
 
     # --- what subclasses give ------------------------------------------------------------------
@@ -120,6 +122,7 @@ class FedScreen(Screen[None]):
     def feed(self, scene: Scene) -> None:
         """Draw that scene."""
         self._scene = scene
+        self._laid_out = self.app.size
         width, height = self.app.size
         if not width or not height:
             return
@@ -136,6 +139,18 @@ class FedScreen(Screen[None]):
             self._header.show(top[: self.HEADER])
             self.draw(scene, Rect(0, self.HEADER, width, height - self.HEADER - 1))
             self.draw_footer()
+
+    def _compositor_refresh(self) -> None:
+        """Paint what is to be painted; not while all of it waits for the end of a change.
+
+        Textual (8.2.8) makes the whole picture then, and throws it away. It is painted as a whole
+        when the change is over.
+        """
+        if self.app._batch_count and not self.app.is_inline:
+            self._compositor._dirty_regions.clear()
+            self._dirty_widgets.clear()
+            return
+        super()._compositor_refresh()
 
     def draw_footer(self) -> None:
         """Draw the keys that work now, or what there is to be told."""
@@ -163,8 +178,8 @@ class FedScreen(Screen[None]):
         return VIEWS.index(self.VIEW) + 1 if self.VIEW else 0
 
     def on_resize(self, event: Resize) -> None:
-        """Lay out anew for the new size."""
-        if self._scene is not None:
+        """Lay out anew for another size; Textual tells the first one several times."""
+        if self._scene is not None and self.app.size != self._laid_out:
             self.feed(self._scene)
             if self._prompt is not None and self._prompt.display:
                 place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))

@@ -30,6 +30,7 @@ class CompareScreen(FedScreen):
         super().__init__(id="compare-view")
         self._page = PagePane(id="page")
         self._all = False
+        self._is_long = False
 
     def bodies(self) -> Mapping[str, Widget]:
         """The page alone."""
@@ -53,12 +54,13 @@ class CompareScreen(FedScreen):
             choose_key=label_of("choose", names),
             all_key=label_of("all", names),
         )
+        self._is_long = len(lines) > room.height - top
         self._page.feed(lines)
 
     def keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return the keys that work here."""
         keys = [("choose", "choose A and B"), ("all", "differences" if self._all else "all")]
-        if self._page.virtual_size.height > self._page.size.height:
+        if self._is_long:
             keys.append(("down", "scroll"))
         return [*keys, ("pause", "resume" if scene.paused else "pause"), ("write", "write")]
 

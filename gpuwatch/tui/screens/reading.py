@@ -60,6 +60,7 @@ class ReadingScreen(FedScreen):
     def __init__(self) -> None:
         super().__init__()
         self._page = PagePane(id="page")
+        self._is_long = False
 
     def bodies(self) -> Mapping[str, Widget]:
         """The page alone."""
@@ -80,14 +81,16 @@ class ReadingScreen(FedScreen):
     def keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return the keys that work here."""
         keys = self.more_keys(scene)
-        if self._page.virtual_size.height > self._page.size.height:
+        if self._is_long:
             keys.insert(0, ("down", "scroll"))
         return keys
 
     def draw(self, scene: Scene, room: Rect) -> None:
         """Draw the page under a line that is left free."""
         place(self._page, Rect(room.x, room.y + 1, room.width, room.height - 1))
-        self._page.feed(self.page(scene, room.width))
+        lines = self.page(scene, room.width)
+        self._is_long = len(lines) > room.height - 1
+        self._page.feed(lines)
 
     def to_top(self) -> None:
         """Start at the top again: the page shows something else."""
