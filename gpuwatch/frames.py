@@ -25,18 +25,25 @@ from gpuwatch.schema import (
     RankFrame,
     RankState,
     SensorFrame,
+    StepRecord,
     WallSeconds,
+    WorkerCost,
 )
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "FrameStream",
     "Heartbeat",
+    "Ordinary",
     "decode_command",
+    "decode_costs",
     "decode_heartbeat",
     "decode_node_frame",
+    "decode_ordinary",
     "decode_rank_frame",
     "decode_sensor_frame",
+    "decode_steps",
+    "decode_told",
     "encode",
     "packed",
     "printable",
@@ -48,6 +55,7 @@ MAX_FRAME_BYTES = 64 * 2**20
 _LENGTH = struct.Struct(">I")
 
 _NIL = b"\xc0"
+_EMPTY = b"\x90"
 
 
 class _NodeWire(NodeFrame, frozen=True):
@@ -55,6 +63,8 @@ class _NodeWire(NodeFrame, frozen=True):
 
     sensors: msgspec.Raw = msgspec.Raw(_NIL)
 
+
+_SENSORS = NodeFrame.__struct_fields__.index("sensors")
 
 _None = Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=0)]
 
@@ -92,12 +102,46 @@ class Heartbeat(msgspec.Struct, array_like=True, frozen=True, gc=False):
         Raises:
             FrameError: they are none, or a value is out of range.
         """
-        state = _decode(_state_decoder, memoryview(self.state), "rank frame")
-        return state, _decode(_ledger_decoder, memoryview(self.ledger), "rank frame")
+        return decode_told(self.state, self.ledger)
 
+
+class Ordinary(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A `RankFrame` of a rank that goes on: nothing in it but steps, its workers' totals, its state
+    and its totals, and all of these as raw bytes.
+
+    Of many ranks only the head is read as frames arrive; `decode_steps`, `decode_costs` and
+    `decode_told` read the rest when somebody looks. What is not raw has been checked.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]
+    run: Name
+    rank: Rank
+    incarnation: Name
+    seq: Count
+    sent_s: WallSeconds
+    dropped: Count
+    records: msgspec.Raw
+    spans: _None
+    state: msgspec.Raw
+    ledger: msgspec.Raw
+    hello: None
+    replies: _None
+    bye: None
+    snapshot: Literal[False]
+    simulated: bool
+    workers: msgspec.Raw = msgspec.Raw(_EMPTY)
+    commands: _None = ()
+    merged: Count = 0
+
+
+_Steps = Annotated[tuple[StepRecord, ...], msgspec.Meta(max_length=4096)]
+_Costs = Annotated[tuple[WorkerCost, ...], msgspec.Meta(max_length=4096)]
 
 _encoder = msgspec.msgpack.Encoder()
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_ordinary_decoder = msgspec.msgpack.Decoder(Ordinary)
+_steps_decoder = msgspec.msgpack.Decoder(_Steps)
+_costs_decoder = msgspec.msgpack.Decoder(_Costs)
 _state_decoder = msgspec.msgpack.Decoder(RankState)
 _ledger_decoder = msgspec.msgpack.Decoder(Ledger)
 _rank_decoder = msgspec.msgpack.Decoder(RankFrame)
@@ -173,10 +217,14 @@ def decode_rank_frame(data: bytes | memoryview) -> RankFrame:
     hello = frame.hello
     if hello is not None and frame.rank >= hello.world_size:
         raise FrameError(f"rank {frame.rank} in a world of {hello.world_size}")
-    for record in frame.records:
+    _check_steps(frame.records)
+    return frame
+
+
+def _check_steps(records: tuple[StepRecord, ...]) -> None:
+    for record in records:
         if _total_ns(record.host) > record.step_ns:
             raise FrameError(f"step {record.index}: phases are longer than the step")
-    return frame
 
 
 def decode_heartbeat(data: bytes | memoryview) -> Heartbeat | None:
@@ -190,16 +238,61 @@ def decode_heartbeat(data: bytes | memoryview) -> Heartbeat | None:
         return None
 
 
-def _total_ns(phases: PhasesNs) -> int:
+def decode_ordinary(data: bytes | memoryview) -> Ordinary | None:
+    """Decode the head of the frame of one rank if it is an ordinary one, else return None.
+
+    None says nothing of the bytes: `decode_rank_frame` takes the frame, or says what is wrong.
+    """
+    try:
+        return _ordinary_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
+        return None
+
+
+def decode_steps(data: bytes | memoryview) -> tuple[StepRecord, ...]:
+    """Decode and check the records of a rank frame by themselves.
+
+    Raises:
+        FrameError: they are none, or a value is out of range.
+    """
+    records = _decode_part(_steps_decoder, data)
+    _check_steps(records)
+    return records
+
+
+def decode_costs(data: bytes | memoryview) -> tuple[WorkerCost, ...]:
+    """Decode and check the workers' totals of a rank frame by themselves.
+
+    Raises:
+        FrameError: they are none, or a value is out of range.
+    """
+    return _decode_part(_costs_decoder, data)
+
+
+def decode_told(
+    state: bytes | memoryview | msgspec.Raw, ledger: bytes | memoryview | msgspec.Raw
+) -> tuple[RankState, Ledger]:
+    """Decode and check state and totals of a rank frame by themselves.
+
+    Raises:
+        FrameError: they are none, or a value is out of range.
+    """
     return (
-        (phases.data_wait or 0)
-        + (phases.h2d or 0)
-        + (phases.forward or 0)
-        + (phases.backward or 0)
-        + (phases.comm or 0)
-        + (phases.optimizer or 0)
-        + (phases.other or 0)
+        _decode_part(_state_decoder, memoryview(state)),
+        _decode_part(_ledger_decoder, memoryview(ledger)),
     )
+
+
+def _decode_part(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError) as exc:
+        raise FrameError(f"not a valid rank frame: {exc}") from None
+
+
+def _total_ns(phases: PhasesNs) -> int:
+    known = msgspec.structs.astuple(phases)
+    return sum(known) if None not in known else sum(filter(None, known))
 
 
 def decode_node_frame(data: bytes | memoryview) -> NodeFrame:
@@ -210,10 +303,10 @@ def decode_node_frame(data: bytes | memoryview) -> NodeFrame:
         WireVersionError: it is one of another major version.
     """
     wire = _decode(_node_decoder, data, "node frame")
-    values = msgspec.structs.asdict(wire)
+    values = list(msgspec.structs.astuple(wire))
     if memoryview(wire.sensors) == _NIL:
-        values["sensors"] = None
-    return NodeFrame(**values)
+        values[_SENSORS] = None
+    return NodeFrame(*values)
 
 
 def decode_sensor_frame(data: bytes | memoryview) -> SensorFrame:

@@ -6,9 +6,14 @@ a node's wall clock matters for the place on the time axis alone.
 
 from operator import attrgetter
 
+from msgspec.structs import astuple
+
 from gpuwatch.schema import PHASES, PhasesNs, StepRecord
 
-__all__ = ["NodeClock", "deciding", "deciding_step_ns", "is_on_device"]
+__all__ = ["NodeClock", "Times", "deciding", "deciding_step_ns", "is_on_device", "times_of"]
+
+Times = tuple[bool, tuple[int | None, ...], int]
+"""Of a step: whether the device's clock decides, the phases by the one that does, and the step."""
 
 _phases_of = attrgetter(*PHASES)
 
@@ -34,6 +39,15 @@ def deciding_step_ns(record: StepRecord) -> int:
     if not is_on_device(record):
         return record.step_ns
     return sum([ns or 0 for ns in _phases_of(record.device)])
+
+
+def times_of(record: StepRecord) -> Times:
+    """Return what `is_on_device`, `deciding` and `deciding_step_ns` say, in ns."""
+    device = record.device
+    if device is None or record.clock != "device":
+        return False, astuple(record.host), record.step_ns
+    phases = astuple(device)
+    return True, phases, sum(phases) if None not in phases else sum(filter(None, phases))
 
 
 STEP_S = 2.0

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from gpuwatch.schema import Reading, SensorFrame, Span, StepRecord
 from gpuwatch.store.lean import Lean
@@ -39,8 +39,8 @@ _AVERAGED = (
     "read_bytes_per_s",
 )
 
-_Records = tuple[StepRecord, ...]
-_Spans = tuple[Span, ...]
+_Records = tuple[StepRecord, ...] | Packed[StepRecord]
+_Spans = tuple[Span, ...] | Packed[Span]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ class ProcessMeans(NamedTuple):
     runnable: float
 
 
+_NO_RECORDS: Packed[StepRecord] = Packed((), records_codec)
+_NO_SPANS: Packed[Span] = Packed((), spans_codec)
+
+
 class History:
     """Collects a rank's `Past`; `packed` where steps and spans are held as bytes."""
 
@@ -73,8 +77,8 @@ class History:
 
     def __init__(self, *, packed: bool = False) -> None:
         self.packed = packed
-        self._firsts: tuple[StepRecord, ...] | tuple[bytes, ...] = ()
-        self._spans: tuple[Span, ...] | tuple[bytes, ...] = ()
+        self._firsts: _Records = ()
+        self._spans: _Spans = ()
         self._memory = array("q")
         self._stride = 1
         self._last_span_s = 0.0
@@ -83,8 +87,10 @@ class History:
     def pack(self) -> None:
         """Hold steps and spans as bytes from now on."""
         if not self.packed:
-            self._firsts = tuple(map(records_codec.encode, cast("_Records", self._firsts)))
-            self._spans = tuple(map(spans_codec.encode, cast("_Spans", self._spans)))
+            if self._firsts:
+                self._firsts = _NO_RECORDS.followed_by(self._firsts, KEPT_FIRSTS)
+            if self._spans:
+                self._spans = _NO_SPANS.followed_by(self._spans, KEPT_SPANS)
             self.packed = True
             self._past = None
 
@@ -92,17 +98,29 @@ class History:
         """Take steps in their order, each once."""
         memory = self._memory
         for record in records:
-            if "first_batch" in record.tags and record.index:
-                first = records_codec.encode(record) if self.packed else record
-                self._firsts = cast("_Records", (*self._firsts[1 - KEPT_FIRSTS :], first))
+            if record.tags and "first_batch" in record.tags and record.index:
+                self._firsts = self._with_first(record)
                 self._past = None
-            if record.memory_bytes is not None and (
-                not memory or record.index >= memory[-2] + self._stride
-            ):
-                memory.extend((record.index, record.memory_bytes))
+            allocated = record.memory_bytes
+            if allocated is not None and (not memory or record.index >= memory[-2] + self._stride):
+                memory.extend((record.index, allocated))
                 self._past = None
                 if len(memory) > 2 * MEMORY_POINTS:
                     memory = self._thin()
+
+    def _with_first(self, record: StepRecord) -> _Records:
+        firsts = self._firsts
+        if self.packed:
+            block = firsts if isinstance(firsts, Packed) else _NO_RECORDS
+            return block.followed_by((record,), KEPT_FIRSTS)
+        return (*firsts[1 - KEPT_FIRSTS :], record)
+
+    def _with_span(self, span: Span) -> _Spans:
+        spans = self._spans
+        if self.packed:
+            block = spans if isinstance(spans, Packed) else _NO_SPANS
+            return block.followed_by((span,), KEPT_SPANS)
+        return (*spans[1 - KEPT_SPANS :], span)
 
     def _thin(self) -> "array[int]":
         """Leave every other point out; what was told keeps the old ones."""
@@ -119,19 +137,14 @@ class History:
         for span in spans:
             if span.started_s > self._last_span_s:
                 self._last_span_s = span.started_s
-                item = spans_codec.encode(span) if self.packed else span
-                self._spans = cast("_Spans", (*self._spans[1 - KEPT_SPANS :], item))
+                self._spans = self._with_span(span)
                 self._past = None
 
     def past(self) -> Past:
         """Return what is known by now."""
         if self._past is None:
-            firsts: Sequence[StepRecord] = cast("_Records", self._firsts)
-            spans: Sequence[Span] = cast("_Spans", self._spans)
-            if self.packed:
-                firsts = Packed(cast("tuple[bytes, ...]", firsts), records_codec) if firsts else ()
-                spans = Packed(cast("tuple[bytes, ...]", spans), spans_codec) if spans else ()
-            self._past = Past(firsts, spans, Points(self._memory, len(self._memory) // 2))
+            points = Points(self._memory, len(self._memory) // 2)
+            self._past = Past(self._firsts, self._spans, points)
         return self._past
 
 

@@ -4,16 +4,22 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 import msgspec
 
 from gpuwatch.errors import FrameError
 from gpuwatch.frames import (
     Heartbeat,
+    Ordinary,
+    decode_costs,
     decode_heartbeat,
     decode_node_frame,
+    decode_ordinary,
     decode_rank_frame,
     decode_sensor_frame,
+    decode_steps,
+    decode_told,
     printable,
 )
 from gpuwatch.schema import (
@@ -31,7 +37,7 @@ from gpuwatch.schema import (
     StepRecord,
 )
 from gpuwatch.store.batches import WorkerTotals
-from gpuwatch.store.clocks import NodeClock
+from gpuwatch.store.clocks import NodeClock, times_of
 from gpuwatch.store.history import History, Means
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.packed import PACK_ABOVE
@@ -56,6 +62,9 @@ _KEPT_RANKS = 20_000
 _KEPT_EVENTS = 500
 _KEPT_REPLIES = 16
 _KEPT_COMMANDS = 64
+_MOST_WAITING = 32
+_MOST_WAITING_BYTES = 8192
+"""Of one rank: frames whose steps and worker totals are kept as bytes until somebody looks."""
 _TOGETHER = 4
 """From so many ranks on that change at once they share an event."""
 _SPAN_EVERY_S = 2.0
@@ -71,7 +80,12 @@ _PROCESS_STATES = {
 }
 
 
+_EMPTY = b"\x90"
+"""No steps, no worker totals: an empty array."""
+
 _NO_MEANS = Means()
+_NO_STATE = RankState()
+_NO_LEDGER = Ledger()
 
 _set = msgspec.structs.force_setattr
 """For states that were just decoded: nobody else has them yet, and what is set is equal."""
@@ -92,7 +106,47 @@ def _clean_bye(bye: Bye) -> Bye:
 
 
 class _Rank:
-    """The mutable picture of one rank."""
+    """The mutable picture of one rank.
+
+    Of a `packed` one ordinary frames are noted as bytes; `settle` makes the picture of them.
+    """
+
+    __slots__ = (
+        "_ledger",
+        "_state",
+        "_waiting",
+        "_waiting_bytes",
+        "age",
+        "asks",
+        "bye",
+        "commands",
+        "dropped",
+        "ended_s",
+        "former",
+        "gap_index",
+        "heard_s",
+        "hello",
+        "history",
+        "incarnation",
+        "last",
+        "last_index",
+        "ledger",
+        "lost",
+        "node",
+        "open_gap",
+        "packed",
+        "rank",
+        "replies",
+        "restarts",
+        "run",
+        "sent_s",
+        "seq",
+        "simulated",
+        "state",
+        "timeline",
+        "window",
+        "worker_totals",
+    )
 
     def __init__(
         self, run: str, rank: int, node: str, incarnation: str, *, packed: bool = False
@@ -102,7 +156,7 @@ class _Rank:
         self.rank = rank
         self.node = node
         self.incarnation = incarnation
-        self.former: set[str] = set()
+        self.former: set[str] | frozenset[str] = frozenset()
         self.restarts = 0
         self.hello: Hello | None = None
         self.simulated = False
@@ -115,20 +169,24 @@ class _Rank:
         self.sent_s = 0.0
         self.open_gap = 0
         self.gap_index = -1
+        self.asks = False
         self.last_index = -1
         self.last: StepRecord | None = None
         self.window = Window(packed=self.packed)
         self.timeline = Timeline()
         self.worker_totals = WorkerTotals()
         self.history = History(packed=self.packed)
-        self.state = RankState()
-        self.ledger = Ledger()
-        self._heartbeat: Heartbeat | None = None
+        self.state = _NO_STATE
+        self.ledger = _NO_LEDGER
+        self._state: msgspec.Raw | None = None
+        self._ledger: msgspec.Raw | None = None
+        self._waiting: list[tuple[float, bytes, bytes]] = []
+        self._waiting_bytes = 0
         self.bye: Bye | None = None
         self.ended_s = 0.0
         self.heard_s = 0.0
         self.age: RankAge | None = None
-        self.replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
+        self.replies: tuple[Reply, ...] = ()
         self.commands: tuple[Logged, ...] = ()
 
     @property
@@ -143,7 +201,7 @@ class _Rank:
         self.history.pack()
 
     def restart(self, incarnation: str) -> None:
-        self.former.add(self.incarnation)
+        self.former |= {self.incarnation}
         self.incarnation = incarnation
         self.restarts += 1
         self._clear()
@@ -151,7 +209,10 @@ class _Rank:
     # --- frames --------------------------------------------------------------------------------
 
     def take(self, frame: RankFrame, received_s: float) -> bool:
-        """Take a frame; returns whether frames are missing that a snapshot could bring back."""
+        """Take a frame; returns whether frames are missing that a snapshot could bring back.
+
+        What waits has been settled.
+        """
         self.heard_s = received_s
         self.sent_s = max(self.sent_s, frame.sent_s)
         self.age = None
@@ -159,7 +220,9 @@ class _Rank:
         self.dropped = frame.dropped
         if frame.hello is not None:
             self.hello = _clean(frame.hello)
-        self.replies.extend(map(_clean_reply, frame.replies))
+        if frame.replies:
+            replies = (*self.replies, *map(_clean_reply, frame.replies))
+            self.replies = replies[-_KEPT_REPLIES:]
         if frame.commands:
             known = {(logged.id, logged.status) for logged in self.commands}
             new = (c for c in _clean(frame.commands) if (c.id, c.status) not in known)
@@ -182,18 +245,22 @@ class _Rank:
             self.open_gap += gap
         self.seq = frame.seq
         self._tell(frame.state, frame.ledger)
-        for record in frame.records:
-            if record.index > self.last_index:
-                self._append(record)
+        self._append(frame.records)
         if frame.spans:
             self.history.add_spans(_clean(frame.spans))
-        return gap > 0
+        return gap > 0 or self._asked()
 
-    def beat(self, frame: Heartbeat, received_s: float) -> bool:
-        """Take a heartbeat if it is the next frame; else it is to be taken as any frame is."""
-        if self.seq is None or frame.incarnation != self.incarnation:
+    def _asked(self) -> bool:
+        """Whether what was damaged has not been asked for again yet."""
+        asks, self.asks = self.asks, False
+        return asks
+
+    def beat(self, frame: Heartbeat | Ordinary, received_s: float) -> bool:
+        """Note a frame if it is the next one; else it is to be taken as any frame is."""
+        seq = self.seq
+        if seq is None or not frame.seq - frame.merged <= seq + 1 <= frame.seq:
             return False
-        if not frame.seq - frame.merged <= self.seq + 1 <= frame.seq:
+        if frame.incarnation != self.incarnation:
             return False
         self.heard_s = received_s
         self.sent_s = max(self.sent_s, frame.sent_s)
@@ -201,21 +268,67 @@ class _Rank:
         self.simulated = frame.simulated
         self.dropped = frame.dropped
         self.seq = frame.seq
-        self._heartbeat = frame
+        self._state, self._ledger = frame.state, frame.ledger
         return True
 
-    def settle(self) -> None:
-        """Make state and totals those of the last frame: of a heartbeat they wait for a view.
+    def note(self, frame: Ordinary, received_s: float) -> bool:
+        """Note a frame if it is the next one; its steps wait for `settle`."""
+        if not self.beat(frame, received_s):
+            return False
+        # As bytes of their own: raw ones keep the whole frame of the node alive.
+        records, workers = bytes(frame.records), bytes(frame.workers)
+        if records != _EMPTY or workers != _EMPTY:
+            self._waiting.append((frame.sent_s, records, workers))
+            self._waiting_bytes += len(records) + len(workers)
+        return True
 
-        Raises:
-            FrameError: they are damaged; those before them stay.
+    @property
+    def overfull(self) -> bool:
+        """Whether so much waits that it must be settled now."""
+        return len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES
+
+    def settle(self) -> list[FrameError]:
+        """Make steps, worker totals, state and totals those of what was noted.
+
+        Returns what was wrong with it: what is damaged changes nothing, but for steps, which are
+        then missing and asked for again.
         """
-        frame, self._heartbeat = self._heartbeat, None
-        if frame is not None:
-            self._tell(*frame.told())
+        problems: list[FrameError] = []
+        if self._waiting:
+            self._settle_waiting(problems)
+        if self._state is not None and self._ledger is not None:
+            state, ledger = self._state, self._ledger
+            self._state = self._ledger = None
+            try:
+                self._tell(*decode_told(state, ledger))
+            except FrameError as exc:
+                problems.append(exc)
+        return problems
+
+    def _settle_waiting(self, problems: list[FrameError]) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        found: list[StepRecord] = []
+        for sent_s, records, workers in waiting:
+            if records != _EMPTY:
+                try:
+                    found += decode_steps(records)
+                except FrameError as exc:
+                    problems.append(exc)
+                    self._append(found)
+                    found = []
+                    if not self.open_gap:
+                        self.gap_index = self.last_index
+                    self.open_gap += 1
+                    self.asks = True
+            if workers != _EMPTY:
+                try:
+                    self.worker_totals.add(sent_s, decode_costs(workers))
+                except FrameError as exc:
+                    problems.append(exc)
+        self._append(found)
 
     def _tell(self, state: RankState, ledger: Ledger) -> None:
-        self._heartbeat = None
+        self._state = self._ledger = None
         known = self.state
         if (
             state.phases_na == known.phases_na
@@ -233,13 +346,25 @@ class _Rank:
             self.state = _clean(state)
         self.ledger = ledger
 
-    def _append(self, record: StepRecord) -> None:
-        self.last_index = record.index
-        self.last = record
-        self.timeline.add(record)
-        self.history.add_steps((record,))
-        if is_steady(record):
-            self.window.append(record)
+    def _append(self, records: Sequence[StepRecord]) -> None:
+        """Take steps, those that are known already left out."""
+        last_index = self.last_index
+        new: list[StepRecord] = []
+        for record in records:
+            if record.index > last_index:
+                last_index = record.index
+                new.append(record)
+        if not new:
+            return
+        self.last_index = last_index
+        self.last = new[-1]
+        times = [times_of(record) for record in new]
+        self.timeline.extend(new, times)
+        self.history.add_steps(new)
+        if any(record.tags for record in new):
+            steady = [is_steady(record) for record in new]
+            new, times = list(compress(new, steady)), list(compress(times, steady))
+        self.window.extend(new, times)
 
     def _take_snapshot(self, frame: RankFrame) -> None:
         records = frame.records
@@ -324,7 +449,7 @@ class _Rank:
             workers=workers,
             timeline=self.timeline.rollups(ahead_s),
             notices=self.state.notices,
-            replies=tuple(self.replies),
+            replies=self.replies,
             commands=self.commands,
             simulated=self.simulated,
             batch_wall_ms=None if cost is None else cost.wall_ms,
@@ -437,15 +562,20 @@ class Store:
         clock: monotonic seconds.
         wall: seconds since the epoch; on the time axis a live node whose own clock differs from it
             is put where it belongs.
+        pack_above: of more ranks than this steps and spans are kept as bytes, and frames are read
+            when a view is asked for.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        *,
+        pack_above: int = PACK_ABOVE,
     ) -> None:
         self._clock = clock
         self._wall = wall
+        self._pack_above = pack_above
         self._lock = threading.Lock()
         self._ranks: dict[tuple[str, int], _Rank] = {}
         self._nodes: dict[str, _Node] = {}
@@ -474,7 +604,8 @@ class Store:
         """Take one node frame, as bytes or as `decode_node_frame` has returned it.
 
         A frame that cannot be read is counted and its reason kept; nothing else is lost by it.
-        State and totals of a heartbeat are read when a view is asked for, those of the last one.
+        State and totals of a heartbeat are read when a view is asked for, those of the last one;
+        where there are many ranks the steps of ordinary frames too.
 
         Returns:
             (run, rank) of each rank whose frames are missing and may be asked for again, with
@@ -486,13 +617,14 @@ class Store:
             with self._lock:
                 self._refuse(exc)
             return []
-        frames: list[RankFrame | tuple[Heartbeat, msgspec.Raw]] = []
+        frames: list[RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]] = []
         sensors: SensorFrame | None = None
         problem: FrameError | None = None
+        decode = decode_ordinary if self._packed else decode_heartbeat
         for raw in node_frame.frames:
-            heartbeat = decode_heartbeat(memoryview(raw))
-            if heartbeat is not None:
-                frames.append((heartbeat, raw))
+            head = decode(memoryview(raw))
+            if head is not None:
+                frames.append((head, raw))
                 continue
             try:
                 frames.append(decode_rank_frame(bytes(raw)))
@@ -516,7 +648,7 @@ class Store:
     def _apply(
         self,
         node_frame: NodeFrame,
-        frames: list[RankFrame | tuple[Heartbeat, msgspec.Raw]],
+        frames: list[RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]],
         sensors: SensorFrame | None,
         received_s: float,
     ) -> list[tuple[str, int]]:
@@ -528,9 +660,10 @@ class Store:
             node_frame.seq, node_frame.sent_s, received_s, self._wall(), node_frame.merged
         )
         if step_s and self._link == "live":
-            for known in self._ranks.values():
-                if known.node == name:
-                    known.timeline.move(round(step_s))
+            for moved in self._ranks.values():
+                if moved.node == name:
+                    self._settle(moved)
+                    moved.timeline.move(round(step_s))
         if node.incarnation == node_frame.incarnation:
             node.lost += max(0, node_frame.seq - node_frame.merged - node.seq - 1)
         node.incarnation = node_frame.incarnation
@@ -546,36 +679,51 @@ class Store:
         self._replies.extend(map(_clean_reply, node_frame.replies))
         missing = []
         for found in frames:
-            frame = found if isinstance(found, RankFrame) else self._beat(*found, name, received_s)
-            if frame is None:
-                continue
+            if isinstance(found, RankFrame):
+                frame = found
+            else:
+                head, raw = found
+                known = self._ranks.get((printable(head.run), head.rank))
+                if known is not None and self._noted(known, head, received_s):
+                    known.node = name
+                    if known.asks and known._asked():
+                        missing.append((head.run, head.rank))
+                    continue
+                try:
+                    frame = decode_rank_frame(bytes(raw))
+                except FrameError as exc:
+                    self._refuse(exc)
+                    continue
             rank = self._rank(frame, name)
-            if rank is not None and rank.take(frame, received_s):
+            if rank is None:
+                continue
+            self._settle(rank)
+            if rank.take(frame, received_s):
                 missing.append((frame.run, frame.rank))
-            if rank is not None and rank.hello is not None and frame.hello is not None:
+            if rank.hello is not None and frame.hello is not None:
                 rank.hello = self._shared.parts(rank.hello)
-            if rank is not None and frame.spans and not frame.snapshot:
+            if frame.spans and not frame.snapshot:
                 self._note_spans(rank, frame, received_s)
-            if rank is not None and frame.commands and not frame.snapshot:
+            if frame.commands and not frame.snapshot:
                 self._note_commands(rank, frame.commands)
         for age in node_frame.ages:
             self._take_age(age, received_s)
         self._version += 1
         return missing
 
-    def _beat(
-        self, heartbeat: Heartbeat, raw: msgspec.Raw, node: str, received_s: float
-    ) -> RankFrame | None:
-        """Take a heartbeat; returns the whole frame where it is not simply the next one."""
-        rank = self._ranks.get((printable(heartbeat.run), heartbeat.rank))
-        if rank is not None and rank.beat(heartbeat, received_s):
-            rank.node = node
-            return None
-        try:
-            return decode_rank_frame(bytes(raw))
-        except FrameError as exc:
-            self._refuse(exc)
-            return None
+    def _noted(self, rank: _Rank, head: Heartbeat | Ordinary, received_s: float) -> bool:
+        """Note a frame of a rank if it is simply the next one."""
+        if isinstance(head, Heartbeat):
+            return rank.beat(head, received_s)
+        if not rank.packed or not rank.note(head, received_s):
+            return False
+        if rank.overfull:
+            self._settle(rank)
+        return True
+
+    def _settle(self, rank: _Rank) -> None:
+        for problem in rank.settle():
+            self._refuse(problem)
 
     def _rank(self, frame: RankFrame, node: str) -> _Rank | None:
         run = printable(frame.run)
@@ -589,7 +737,7 @@ class Store:
         if rank is None:
             if len(self._ranks) >= _KEPT_RANKS:
                 return None
-            packed = len(self._ranks) >= PACK_ABOVE
+            packed = len(self._ranks) >= self._pack_above
             rank = _Rank(run, frame.rank, node, frame.incarnation, packed=packed)
             self._ranks[key] = rank
             if packed and not self._packed:
@@ -602,7 +750,7 @@ class Store:
             if frame.incarnation in rank.former or frame.sent_s < rank.sent_s:
                 # A late frame, or the remembered past, of a process that has been replaced.
                 if frame.incarnation not in rank.former:
-                    rank.former.add(frame.incarnation)
+                    rank.former |= {frame.incarnation}
                     rank.restarts += 1
                 return None
             rank.restart(frame.incarnation)
@@ -713,10 +861,7 @@ class Store:
             if named is not None and named != rank.hello.device_uuid:
                 # The sensors' own name for the device: what the screens join by.
                 rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
-        try:
-            rank.settle()
-        except FrameError as exc:
-            self._refuse(exc)
+        self._settle(rank)
         means = node.means if node is not None else _NO_MEANS
         # A recording is by its own clocks; only of what arrives now is the delay small.
         ahead_s = node.clock.ahead_s if node is not None and self._link == "live" else 0

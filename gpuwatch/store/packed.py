@@ -1,8 +1,8 @@
 """Sequences that look like tuples of objects and are kept as bytes or numbers.
 
-A `StepRecord` of a GPU takes about 900 bytes as an object with its numbers and 190 as the bytes
-that it came in. At a thousand ranks with 64 of them that is what decides the monitor's memory;
-up to `PACK_ABOVE` ranks it does not, and what is read at every tick had better be there.
+A `StepRecord` of a GPU takes about 900 bytes as an object with its numbers and 150 to 190 as the
+bytes that it came in. At a thousand ranks with 64 of them that decides the monitor's memory; up to
+`PACK_ABOVE` ranks it does not, and what is read at every tick had better be there.
 """
 
 from array import array
@@ -33,12 +33,11 @@ class Codec(Generic[_T]):
     """Turns objects of one type into bytes and back."""
 
     def __init__(self, kind: type[_T]) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self.decode: Callable[[bytes], _T] = msgspec.msgpack.Decoder(kind).decode
-
-    def encode(self, item: _T) -> bytes:
-        """Return an object as bytes."""
-        return self._encoder.encode(item)
+        self.encode: Callable[[_T], bytes] = msgspec.msgpack.Encoder().encode
+        self.decode: Callable[[bytes | memoryview], _T] = msgspec.msgpack.Decoder(kind).decode
+        self.decode_all: Callable[[bytes], tuple[_T, ...]] = msgspec.msgpack.Decoder(
+            tuple[kind, ...]  # type: ignore[valid-type]
+        ).decode
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
@@ -53,17 +52,58 @@ records_codec = Codec(StepRecord)
 spans_codec = Codec(Span)
 
 
+def _array_head(count: int) -> bytes:
+    """Return what MessagePack writes before so many items of an array."""
+    return bytes((0x90 | count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+
+
 class Packed(Sequence[_T]):
-    """An immutable sequence of objects; each is made when it is asked for, and not kept."""
+    """An immutable sequence of objects as bytes; what is asked for is made, and not kept.
 
-    __slots__ = ("_codec", "items")
+    The bytes are one block, so that a window of 64 small ones does not cost 64 objects.
+    """
 
-    def __init__(self, items: tuple[bytes, ...], codec: Codec[_T]) -> None:
-        self.items = items
+    __slots__ = ("_codec", "_data", "_sizes")
+
+    def __init__(self, items: Iterable[bytes], codec: Codec[_T]) -> None:
+        found = tuple(items)
         self._codec = codec
+        self._data = b"".join(found)
+        self._sizes = _numbers([*map(len, found)])
+
+    @classmethod
+    def _block(cls, codec: Codec[_T], data: bytes, sizes: "bytes | array[int]") -> "Packed[_T]":
+        block: Packed[_T] = cls.__new__(cls)
+        block._codec, block._data, block._sizes = codec, data, sizes
+        return block
+
+    def followed_by(self, items: Iterable[_T], most: int) -> "Packed[_T]":
+        """Return the last `most` of these objects with the given ones after them."""
+        new = list(map(self._codec.encode, items))[-most:]
+        old, data = self._sizes, self._data
+        gone = len(old) + len(new) - most
+        if gone > 0:
+            data = data[sum(old[:gone]) :]
+            old = old[gone:]
+        sizes = _numbers([*old, *map(len, new)])
+        return self._block(self._codec, data + b"".join(new), sizes)
+
+    def first(self, count: int) -> tuple[_T, ...]:
+        """Return the oldest so many as objects."""
+        data = self._data[: sum(self._sizes[:count])]
+        return self._codec.decode_all(_array_head(min(count, len(self._sizes))) + data)
+
+    def held(self, first: int = 0) -> list[bytes]:
+        """Return the objects from a place on, each as its bytes."""
+        end = sum(self._sizes[:first])
+        found = []
+        for size in self._sizes[first:]:
+            found.append(self._data[end : end + size])
+            end += size
+        return found
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self._sizes)
 
     @overload
     def __getitem__(self, place: int) -> _T: ...
@@ -71,22 +111,41 @@ class Packed(Sequence[_T]):
     def __getitem__(self, place: slice) -> "Packed[_T]": ...
     def __getitem__(self, place: int | slice) -> "_T | Packed[_T]":
         if isinstance(place, slice):
-            return Packed(self.items[place], self._codec)
-        return self._codec.decode(self.items[place])
+            first, end, step = place.indices(len(self._sizes))
+            if step != 1:
+                held = self.held()
+                return Packed([held[i] for i in range(first, end, step)], self._codec)
+            sizes = self._sizes[first:end]
+            cut = sum(self._sizes[:first])
+            return self._block(self._codec, self._data[cut : cut + sum(sizes)], sizes)
+        at = range(len(self._sizes))[place]
+        cut = sum(self._sizes[:at])
+        return self._codec.decode(self._data[cut : cut + self._sizes[at]])
 
     def __iter__(self) -> Iterator[_T]:
-        return map(self._codec.decode, self.items)
+        return iter(self._codec.decode_all(_array_head(len(self._sizes)) + self._data))
 
     def __reversed__(self) -> Iterator[_T]:
-        return map(self._codec.decode, reversed(self.items))
+        end = len(self._data)
+        for size in reversed(self._sizes):
+            yield self._codec.decode(self._data[end - size : end])
+            end -= size
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Packed):
-            return self.items == other.items
+            return self._data == other._data
         return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
 
     def __hash__(self) -> int:
-        return hash(self.items)
+        return hash(self._data)
+
+
+def _numbers(sizes: list[int]) -> "bytes | array[int]":
+    """Return sizes with a byte each where they are small, as those of steps are."""
+    try:
+        return bytes(sizes)
+    except ValueError:
+        return array("I", sizes)
 
 
 def step_indices(window: Sequence[StepRecord]) -> Sequence[int]:
@@ -94,13 +153,15 @@ def step_indices(window: Sequence[StepRecord]) -> Sequence[int]:
     if not window:
         return range(0)
     if isinstance(window, Packed):
-        first, last = _head_of(window.items[0]).index, _head_of(window.items[-1]).index
+        data = memoryview(window._data)
+        first = _head_of(data[: window._sizes[0]]).index
+        last = _head_of(data[len(data) - window._sizes[-1] :]).index
     else:
         first, last = window[0].index, window[-1].index
     if last - first == len(window) - 1:
         return range(first, last + 1)
     if isinstance(window, Packed):
-        return [_head_of(item).index for item in window.items]
+        return [_head_of(item).index for item in window.held()]
     return [record.index for record in window]
 
 

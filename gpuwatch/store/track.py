@@ -229,9 +229,11 @@ class Track:
         """Take what is new in a window; what is held as bytes stays so until its step is taken."""
         place = self._places[rank]
         first = bisect_right(indices, max(self._taken.get(rank, -1), self._settled))
-        held = window.items if isinstance(window, Packed) else window
-        for i in range(first, len(indices)):
-            self._pending.setdefault(indices[i], {})[place] = held[i]
+        held: Sequence[StepRecord | bytes] = (
+            window.held(first) if isinstance(window, Packed) else window[first:]
+        )
+        for index, record in zip(indices[first:], held, strict=True):
+            self._pending.setdefault(index, {})[place] = record
         self._taken[rank] = indices[-1]
 
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:

@@ -1,16 +1,15 @@
 """The last steady steps of one rank with running sums, and its seconds beyond them."""
 
 import statistics
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import isnan, nan
-from operator import attrgetter
-from typing import cast, overload
+from typing import TypeVar, cast, overload
 
 from gpuwatch.schema import PHASES, StepRecord
-from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
+from gpuwatch.store.clocks import Times, times_of
 from gpuwatch.store.packed import Packed, records_codec
 from gpuwatch.store.views import Rollup
 
@@ -19,14 +18,15 @@ __all__ = ["TIMELINE_S", "WINDOW_STEPS", "Seconds", "Timeline", "Window", "is_st
 WINDOW_STEPS = 64
 TIMELINE_S = 120
 
-_SPARE_ROWS = TIMELINE_S // 4
-"""So many rows that are out of sight are let go at once."""
+_ROW = struct.Struct("=IIffff")
+"""A closed second: when, count, minimum, median, maximum, data wait (NaN: n/a)."""
 
-_COLUMNS = 5
-"""Of a closed second: count, minimum, median, maximum, data wait (NaN: n/a)."""
+_KEPT_BYTES = TIMELINE_S * _ROW.size
 
 _COMM = PHASES.index("comm")
-_phases_of = attrgetter(*PHASES)
+_DATA_WAIT = PHASES.index("data_wait")
+
+_Number = TypeVar("_Number", int, float)
 
 _NOT_STEADY = frozenset({"first_batch", "warmup", "compile", "ddp_first"})
 
@@ -34,6 +34,33 @@ _NOT_STEADY = frozenset({"first_batch", "warmup", "compile", "ddp_first"})
 def is_steady(record: StepRecord) -> bool:
     """Whether a step belongs into steady-state statistics: no first batch, no warm-up."""
     return not record.tags or not _NOT_STEADY.intersection(record.tags)
+
+
+_NOTHING: Packed[StepRecord] = Packed((), records_codec)
+
+
+def _total(values: Sequence[_Number | None]) -> tuple[_Number | int, int]:
+    """Return the sum of those that are known, and how many they are."""
+    if None not in values:
+        return sum(cast("Sequence[_Number]", values)), len(values)
+    known = [value for value in values if value is not None]
+    return sum(known), len(known)
+
+
+def _followed_by(indices: "range | array[int]", new: list[int]) -> "range | array[int]":
+    """Return the last 64 of these indices, the new ones included: a range where none is missing."""
+    first = indices[0] if indices else new[0]
+    count = len(indices) + len(new)
+    if (
+        isinstance(indices, range)
+        and new[-1] - first == count - 1
+        and new[0] == new[-1] - len(new) + 1
+    ):
+        return range(max(first, new[-1] + 1 - WINDOW_STEPS), new[-1] + 1)
+    kept = array("q", [*indices, *new])[-WINDOW_STEPS:]
+    if kept[-1] - kept[0] == len(kept) - 1:
+        return range(kept[0], kept[-1] + 1)
+    return kept
 
 
 class Window:
@@ -53,12 +80,12 @@ class Window:
         "_depth",
         "_depths",
         "_indices",
-        "_items",
         "_on_device",
         "_percentiles_ms",
         "_phases_known",
         "_phases_ms",
         "_phases_ns",
+        "_records",
         "_samples",
         "_samples_ns",
         "_stall_ns",
@@ -75,10 +102,10 @@ class Window:
         self._clear()
 
     def _clear(self) -> None:
-        self._items: tuple[StepRecord, ...] | tuple[bytes, ...] = ()
+        self._records: tuple[StepRecord, ...] | Packed[StepRecord] = _NOTHING if self.packed else ()
         self._steps_ns = array("q")
         self._on_device = False
-        self._indices = array("q")
+        self._indices: range | array[int] = range(0)
         self.loader = ""
         self._capacity: int | None = None
         self._capacity_index = -1
@@ -99,12 +126,12 @@ class Window:
         self._phases_ms: Mapping[str, float | None] | None = None
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._steps_ns)
 
     def pack(self) -> None:
         """Hold the steps as bytes from now on."""
         if not self.packed:
-            self._items = tuple(map(records_codec.encode, self.records))
+            self._records = _NOTHING.followed_by(self._records, WINDOW_STEPS)
             self.packed = True
 
     @property
@@ -120,65 +147,100 @@ class Window:
     @property
     def records(self) -> Sequence[StepRecord]:
         """The steps, oldest first; what is returned never changes."""
-        if self.packed:
-            return Packed(cast("tuple[bytes, ...]", self._items), records_codec)
-        return cast("tuple[StepRecord, ...]", self._items)
+        return self._records
 
     def append(self, record: StepRecord) -> None:
         """Add the newest step; the oldest leaves when there are more than 64."""
-        on_device = is_on_device(record)
-        if self._items and on_device != self._on_device:
-            self._untimed += 1
-            if not on_device and self._untimed < WINDOW_STEPS:
+        self.extend((record,), (times_of(record),))
+
+    def extend(self, records: Sequence[StepRecord], times: Sequence[Times]) -> None:
+        """Add steps, oldest first, as they are timed; what is beyond 64 leaves."""
+        if records:
+            before = self._on_device if self._steps_ns else times[0][0]
+            if all(timed[0] is before for timed in times):
+                self._untimed = 0
+                self._on_device = before
+                self._add(records, times)
                 return
-            self._clear()
-        self._untimed = 0
-        self._on_device = on_device
-        step_ns = deciding_step_ns(record)
-        self._count(record, step_ns, 1)
-        self._steps_ns.append(step_ns)
-        if len(self._items) >= WINDOW_STEPS:
-            self._count(self.records[0], self._steps_ns.pop(0), -1)
-            kept = self._items[1 - WINDOW_STEPS :]
+        for record, timed in zip(records, times, strict=True):
+            on_device = timed[0]
+            if self._steps_ns and on_device != self._on_device:
+                self._untimed += 1
+                if not on_device and self._untimed < WINDOW_STEPS:
+                    continue
+                self._clear()
+            self._untimed = 0
+            self._on_device = on_device
+            self._add((record,), (timed,))
+
+    def _add(self, records: Sequence[StepRecord], times: Sequence[Times]) -> None:
+        """Add steps by the clock of the window."""
+        if len(records) > WINDOW_STEPS:
+            self._add(records[:WINDOW_STEPS], times[:WINDOW_STEPS])
+            self._add(records[WINDOW_STEPS:], times[WINDOW_STEPS:])
+            return
+        self._count(records, times, 1)
+        self._steps_ns.extend([step_ns for _, _, step_ns in times])
+        gone = len(self._steps_ns) - WINDOW_STEPS
+        kept = self._records
+        if gone > 0:
+            old = kept.first(gone) if isinstance(kept, Packed) else kept[:gone]
+            old += tuple(records[: gone - len(old)])
+            self._count(old, [times_of(record) for record in old], -1)
+            del self._steps_ns[:gone]
+        if isinstance(kept, Packed):
+            self._records = kept.followed_by(records, WINDOW_STEPS)
         else:
-            kept = self._items
-        item = records_codec.encode(record) if self.packed else record
-        self._items = cast("tuple[StepRecord, ...]", (*kept, item))
-        self._indices.append(record.index)
-        if len(self._indices) > len(self._items):
-            self._indices.pop(0)
-        self.loader = record.loader
-        if record.queue_capacity:
-            self._capacity, self._capacity_index = record.queue_capacity, record.index
+            self._records = (*kept, *records)[-WINDOW_STEPS:]
+        self._indices = _followed_by(self._indices, [record.index for record in records])
+        newest = records[-1]
+        self.loader = newest.loader
+        for record in reversed(records):
+            if record.queue_capacity:
+                self._capacity, self._capacity_index = record.queue_capacity, record.index
+                break
         self._forget()
 
     def replace(self, records: Iterable[StepRecord]) -> None:
         """Start anew with these steps, oldest first."""
         self._clear()
-        for record in records:
-            self.append(record)
+        steps = tuple(records)
+        self.extend(steps, [times_of(record) for record in steps])
 
-    def _count(self, record: StepRecord, step_ns: int, sign: int) -> None:
-        self._step_ns += sign * step_ns
+    def _count(self, records: Sequence[StepRecord], times: Sequence[Times], sign: int) -> None:
+        steps_ns = [step_ns for _, _, step_ns in times]
+        self._step_ns += sign * sum(steps_ns)
         sums, known = self._phases_ns, self._phases_known
-        for i, value in enumerate(_phases_of(deciding(record))):
-            if value is not None:
-                sums[i] += sign * value
-                known[i] += sign
-        if record.samples is not None:
-            self._samples += sign * record.samples
-            self._samples_ns += sign * step_ns
-        if record.queue_depth is not None:
-            self._depth += sign * record.queue_depth
-            self._depths += sign
-        if record.device_stall_ns is not None:
-            self._stall_ns += sign * record.device_stall_ns
-            self._stalls += sign
+        if len(times) == 1:  # a step at a time: columns do not pay
+            for i, value in enumerate(times[0][1]):
+                if value is not None:
+                    sums[i] += sign * value
+                    known[i] += sign
+        else:
+            for i, column in enumerate(zip(*[phases for _, phases, _ in times], strict=True)):
+                total_ns, count = _total(column)
+                sums[i] += sign * total_ns
+                known[i] += sign * count
+        samples = [record.samples for record in records]
+        if None not in samples:
+            self._samples += sign * sum(cast("list[int]", samples))
+            self._samples_ns += sign * sum(steps_ns)
+        else:
+            for number, step_ns in zip(samples, steps_ns, strict=True):
+                if number is not None:
+                    self._samples += sign * number
+                    self._samples_ns += sign * step_ns
+        depth, depths = _total([record.queue_depth for record in records])
+        self._depth += sign * depth
+        self._depths += sign * depths
+        stall_ns, stalls = _total([record.device_stall_ns for record in records])
+        self._stall_ns += sign * stall_ns
+        self._stalls += sign * stalls
 
     def count_between(self, first: int, last: int) -> int:
         """Return how many steps of the window have an index from `first` to `last`."""
         if first <= self.first_index and last >= self.last_index:
-            return len(self._items)
+            return len(self._steps_ns)
         start = bisect_left(self._indices, first)
         return bisect_right(self._indices, last) - start
 
@@ -190,7 +252,7 @@ class Window:
     @property
     def clock(self) -> str | None:
         """The clock of every step in the window, host or device; None without steps."""
-        if not self._items:
+        if not self._steps_ns:
             return None
         return "device" if self._on_device else "host"
 
@@ -202,7 +264,7 @@ class Window:
     @property
     def step_ms(self) -> float | None:
         """Mean step."""
-        return self._step_ns / len(self._items) / 1e6 if self._items else None
+        return self._step_ns / len(self._steps_ns) / 1e6 if self._steps_ns else None
 
     @property
     def phases_ms(self) -> Mapping[str, float | None]:
@@ -211,7 +273,7 @@ class Window:
         The divisor is the number of steps, known or not, so that the means add up to the step.
         """
         if self._phases_ms is None:
-            count = len(self._items)
+            count = len(self._steps_ns)
             self._phases_ms = {
                 name: self._phases_ns[i] / count / 1e6 if self._phases_known[i] else None
                 for i, name in enumerate(PHASES)
@@ -221,9 +283,9 @@ class Window:
     @property
     def own_ms(self) -> float | None:
         """Mean step without exposed communication; with one process the step itself."""
-        if not self._items:
+        if not self._steps_ns:
             return None
-        return (self._step_ns - self._phases_ns[_COMM]) / len(self._items) / 1e6
+        return (self._step_ns - self._phases_ns[_COMM]) / len(self._steps_ns) / 1e6
 
     @property
     def data_wait_ratio(self) -> float | None:
@@ -244,7 +306,7 @@ class Window:
 
     def percentiles_ms(self) -> tuple[float | None, float | None]:
         """Return (p50, p95) of the step; p95 by the nearest rank."""
-        if not self._items:
+        if not self._steps_ns:
             return None, None
         if self._percentiles_ms is None:
             steps = sorted(self._steps_ns)
@@ -256,41 +318,29 @@ class Window:
 
 
 class Seconds(Sequence[Rollup]):
-    """Rollups of one rank, oldest first: rows of arrays that only grow, and the open second.
+    """Rollups of one rank, oldest first: rows of closed seconds, and the open one.
 
     An immutable picture; a row is made an object when it is asked for.
     """
 
-    __slots__ = ("_ahead_s", "_numbers", "_open", "_seconds", "_start", "_stop")
+    __slots__ = ("_ahead_s", "_open", "_rows")
 
-    def __init__(
-        self,
-        seconds: "array[int]",
-        numbers: "array[float]",
-        start: int,
-        stop: int,
-        open_second: Rollup | None,
-        ahead_s: int = 0,
-    ) -> None:
-        self._seconds = seconds
-        self._numbers = numbers
-        self._start = start
-        self._stop = stop
+    def __init__(self, rows: bytes, open_second: Rollup | None, ahead_s: int = 0) -> None:
+        self._rows = rows
         self._open = open_second
         self._ahead_s = ahead_s
 
     def __len__(self) -> int:
-        return self._stop - self._start + (self._open is not None)
+        return len(self._rows) // _ROW.size + (self._open is not None)
 
     def _at(self, place: int) -> Rollup:
-        row = self._start + place
-        if row == self._stop:
+        at = place * _ROW.size
+        if at == len(self._rows):
             return cast("Rollup", self._open)
-        at = row * _COLUMNS
-        count, least, middle, most, wait = self._numbers[at : at + _COLUMNS]
-        known = None if isnan(wait) else wait
-        second_s = self._seconds[row] - self._ahead_s
-        return Rollup(second_s, int(count), least, middle, most, known)
+        second_s, count, least, middle, most, wait = _ROW.unpack_from(self._rows, at)
+        return Rollup(
+            second_s - self._ahead_s, count, least, middle, most, None if isnan(wait) else wait
+        )
 
     @overload
     def __getitem__(self, place: int) -> Rollup: ...
@@ -312,27 +362,34 @@ class Seconds(Sequence[Rollup]):
         return hash(tuple(self))
 
 
+def _rollup(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> Rollup:
+    wait_ms = sum(waits_ms) / len(waits_ms) if waits_ms else None
+    if len(steps_ms) == 1:  # a step a second is common, and a median takes its time
+        return Rollup(second_s, 1, steps_ms[0], steps_ms[0], steps_ms[0], wait_ms)
+    middle_ms = statistics.median(steps_ms)
+    return Rollup(second_s, len(steps_ms), min(steps_ms), middle_ms, max(steps_ms), wait_ms)
+
+
+def _row(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> bytes:
+    """Return a second that is over as a row."""
+    if len(steps_ms) == 1:
+        step_ms = steps_ms[0]
+        return _ROW.pack(second_s, 1, step_ms, step_ms, step_ms, waits_ms[0] if waits_ms else nan)
+    wait_ms = sum(waits_ms) / len(waits_ms) if waits_ms else nan
+    middle_ms = statistics.median(steps_ms)
+    return _ROW.pack(second_s, len(steps_ms), min(steps_ms), middle_ms, max(steps_ms), wait_ms)
+
+
 class Timeline:
     """The last two minutes in one-second rollups; the open second is in it too."""
 
-    __slots__ = (
-        "_ahead_s",
-        "_numbers",
-        "_picture",
-        "_second_s",
-        "_seconds",
-        "_start",
-        "_steps_ms",
-        "_waits_ms",
-    )
+    __slots__ = ("_ahead_s", "_picture", "_rows", "_second_s", "_steps_ms", "_waits_ms")
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
-        self._seconds = array("I")
-        self._numbers = array("f")
-        self._start = 0
+        self._rows = b""
         self._second_s = 0
         self._steps_ms: list[float] = []
         self._waits_ms: list[float] = []
@@ -341,58 +398,56 @@ class Timeline:
 
     def add(self, record: StepRecord) -> None:
         """Count a step in the second in which it ended."""
+        self.extend((record,), (times_of(record),))
+
+    def extend(self, records: Iterable[StepRecord], times: Iterable[Times]) -> None:
+        """Count steps as they are timed, each in the second in which it ended."""
         self._picture = None
-        second_s = int(record.started_s + record.step_ns / 1e9)
-        if second_s < self._second_s - 1:
-            # Steps come in order: the rank's clock was set back.
-            self.move(second_s - self._second_s)
-        if second_s > self._second_s:
-            if self._steps_ms:
-                self._close()
-            self._second_s = second_s
-            self._steps_ms = []
-            self._waits_ms = []
-        self._steps_ms.append(deciding_step_ns(record) / 1e6)
-        wait_ns = deciding(record).data_wait
-        if wait_ns is not None:
-            self._waits_ms.append(wait_ns / 1e6)
+        closed: list[bytes] = []
+        now_s, steps_ms, waits_ms = self._second_s, self._steps_ms, self._waits_ms
+        for record, (_, phases, step_ns) in zip(records, times, strict=True):
+            second_s = int(record.started_s + record.step_ns / 1e9)
+            if second_s < now_s - 1:
+                # Steps come in order: the rank's clock was set back.
+                self._close(closed)
+                closed = []
+                self._second_s = now_s
+                self.move(second_s - now_s)
+                now_s = self._second_s
+            if second_s > now_s:
+                if steps_ms:
+                    closed.append(_row(now_s, steps_ms, waits_ms))
+                now_s, steps_ms, waits_ms = second_s, [], []
+                self._steps_ms, self._waits_ms = steps_ms, waits_ms
+            steps_ms.append(step_ns / 1e6)
+            wait_ns = phases[_DATA_WAIT]
+            if wait_ns is not None:
+                waits_ms.append(wait_ns / 1e6)
+        self._second_s = now_s
+        self._close(closed)
+
+    def _close(self, rows: Sequence[bytes]) -> None:
+        """Add the rows of seconds that are over; what is out of sight goes."""
+        if rows:
+            whole = self._rows + b"".join(rows)
+            self._rows = whole[-_KEPT_BYTES:]
 
     def move(self, seconds: int) -> None:
         """Move what is known by whole seconds: the clock by which it is has been set."""
         if self._steps_ms:
             self._second_s = max(0, self._second_s + seconds)
-        self._seconds = array("I", [max(0, s + seconds) for s in self._seconds])
+        rows = [
+            _ROW.pack(max(0, second_s + seconds), *numbers)
+            for second_s, *numbers in _ROW.iter_unpack(self._rows)
+        ]
+        self._rows = b"".join(rows)
         self._picture = None
-
-    def _close(self) -> None:
-        self._start = max(self._start, len(self._seconds) + 1 - TIMELINE_S)
-        if self._start >= _SPARE_ROWS:
-            # Pictures that are out there keep the old rows.
-            self._seconds = self._seconds[self._start :]
-            self._numbers = self._numbers[self._start * _COLUMNS :]
-            self._start = 0
-        self._seconds.append(self._second_s)
-        wait_ms = self._wait_ms()
-        self._numbers.extend((*self._of_steps(), nan if wait_ms is None else wait_ms))
-
-    def _of_steps(self) -> tuple[int, float, float, float]:
-        """Return count, minimum, median and maximum of the open second's steps."""
-        steps_ms = self._steps_ms
-        if len(steps_ms) == 1:  # a step a second is common, and a median takes its time
-            return 1, steps_ms[0], steps_ms[0], steps_ms[0]
-        return len(steps_ms), min(steps_ms), statistics.median(steps_ms), max(steps_ms)
-
-    def _wait_ms(self) -> float | None:
-        return sum(self._waits_ms) / len(self._waits_ms) if self._waits_ms else None
-
-    def _rollup(self) -> Rollup:
-        return Rollup(self._second_s, *self._of_steps(), self._wait_ms())
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:
         """Start anew with these steps, oldest first."""
         self._clear()
-        for record in records:
-            self.add(record)
+        steps = tuple(records)
+        self.extend(steps, [times_of(record) for record in steps])
 
     def rollups(self, ahead_s: int = 0) -> Sequence[Rollup]:
         """Return the seconds, oldest first; seconds without a step are absent.
@@ -401,10 +456,8 @@ class Timeline:
         """
         if self._picture is None or self._ahead_s != ahead_s:
             self._ahead_s = ahead_s
-            last = self._rollup() if self._steps_ms else None
-            if last is not None and ahead_s:
-                last = replace(last, second_s=last.second_s - ahead_s)
-            self._picture = Seconds(
-                self._seconds, self._numbers, self._start, len(self._seconds), last, ahead_s
-            )
+            last = None
+            if self._steps_ms:
+                last = _rollup(self._second_s - ahead_s, self._steps_ms, self._waits_ms)
+            self._picture = Seconds(self._rows, last, ahead_s)
         return self._picture
