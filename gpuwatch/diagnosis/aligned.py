@@ -5,14 +5,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import NamedTuple
+from operator import sub
 
+from gpuwatch.diagnosis.steps import Steps
 from gpuwatch.diagnosis.types import Abstain, RunPicture
-from gpuwatch.schema import PHASES, StepRecord
-from gpuwatch.store.clocks import deciding, deciding_step_ns
+from gpuwatch.schema import Loader, StepRecord
 from gpuwatch.store.packed import step_indices
-from gpuwatch.store.views import RankView, RunView
+from gpuwatch.store.views import RankView
 
 __all__ = [
     "MIN_STEPS",
@@ -20,13 +19,14 @@ __all__ = [
     "align",
     "clock_missing",
     "counted",
+    "loader_of",
     "mad_ms",
     "mean_ms",
+    "median_of_others",
     "ranks_text",
     "too_few",
+    "windows",
 ]
-
-_OF = {name: attrgetter(name) for name in PHASES}
 
 
 def mean_ms(values: Sequence[float]) -> float:
@@ -60,19 +60,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(parts)}"
 
 
-class _Columns(NamedTuple):
-    """Steps and phases in ms, [rank][step]; whether all of `comm` is known; what else counts."""
-
-    steps_ms: "list[array[float]]"
-    phases_ms: "Mapping[str, list[array[float]]]"
-    comm_known: bool
-    batches: "list[float]"
-    gc_ms: "list[array[float]]"
-
-
 @dataclass(frozen=True)
 class Aligned:
-    """Steady steps by index: every list is [rank][step], in ms.
+    """Steady steps by index: what is of every step is [rank][step], or [step][rank] in columns.
 
     Synchronous training keeps ranks in step, so the index aligns them without any clock. All times
     are by the clock that decides. A phase that is n/a counts as absent (0) in sums; `comm_known`
@@ -80,117 +70,135 @@ class Aligned:
     """
 
     ranks: tuple[RankView, ...]
-    indices: tuple[int, ...]
+    indices: Sequence[int]
     records: tuple[Sequence[StepRecord], ...]
+    rows: tuple[Steps, ...]
 
     @property
     def count(self) -> int:
         """Number of aligned steps."""
         return len(self.indices)
 
-    @cached_property
-    def _columns(self) -> "_Columns":
-        """What the rules ask of every record, [rank][step].
+    def phase_ns(self, name: str) -> "list[array[int]]":
+        """Return one phase, [rank][step].
 
-        All in one go: of a large run each look at a record makes it anew, and as numbers in arrays
-        they take a quarter of what they would as objects.
+        Data wait on the device's clock is the part of the device stall that passes in a fetch: what
+        the host waits while the device is busy costs nothing, and is not in it.
         """
-        steps: list[array[float]] = []
-        phases: dict[str, list[array[float]]] = {name: [] for name in PHASES}
-        known = True
-        batches: list[float] = []
-        collecting: list[array[float]] = []
-        for row in self.records:
-            found = tuple(row)
-            batches.append(mean_ms([r.batches for r in found]) if found else 1.0)
-            collecting.append(array("d", [(r.gc_ns or 0) / 1e6 for r in found]))
-            # A step without device times is by far the usual one where time matters here.
-            parts = [r.host if r.device is None else deciding(r) for r in found]
-            whole = [r.step_ns if r.device is None else deciding_step_ns(r) for r in found]
-            steps.append(array("d", [ns / 1e6 for ns in whole]))
-            for name, column in phases.items():
-                values = list(map(_OF[name], parts))
-                column.append(array("d", [(ns or 0) / 1e6 for ns in values]))
-                known = known and (name != "comm" or None not in values)
-        return _Columns(steps, phases, known, batches, collecting)
-
-    def phase_ms(self, name: str) -> "list[array[float]]":
-        """Return one phase, [rank][step]."""
-        return self._columns.phases_ms[name]
+        return [row.phase(name) for row in self.rows]
 
     @property
-    def step_ms(self) -> "list[array[float]]":
-        """Step, [rank][step]."""
-        return self._columns.steps_ms
-
-    @property
-    def comm_ms(self) -> "list[array[float]]":
-        """Exposed communication, [rank][step]."""
-        return self.phase_ms("comm")
-
-    @property
-    def data_wait_ms(self) -> "list[array[float]]":
-        """Data wait, [rank][step].
-
-        On the device's clock it is the part of the device stall that passes in a fetch: what the
-        host waits while the device is busy costs nothing, and is not in it.
-        """
-        return self.phase_ms("data_wait")
-
-    @property
-    def batches(self) -> "list[float]":
-        """Mean number of batches a step, [rank]."""
-        return self._columns.batches
-
-    @property
-    def gc_ms(self) -> "list[array[float]]":
-        """Pauses of the garbage collector, [rank][step]; 0 where none is known."""
-        return self._columns.gc_ms
-
-    def host_wait_ms(self, row: int) -> list[float]:
-        """Time of a rank's host in fetching, [step], whatever the device did meanwhile."""
-        return [(r.host.data_wait or 0) / 1e6 for r in self.records[row]]
-
-    @cached_property
-    def own_ms(self) -> "list[array[float]]":
+    def own_ns(self) -> "list[array[int]]":
         """Step without exposed communication, [rank][step]."""
-        return [
-            array("d", [step - comm for step, comm in zip(steps, comms, strict=True)])
-            for steps, comms in zip(self.step_ms, self.comm_ms, strict=True)
-        ]
+        return [row.own for row in self.rows]
 
     @cached_property
-    def own_columns_ms(self) -> list[tuple[float, ...]]:
+    def own_columns_ns(self) -> list[tuple[int, ...]]:
         """Step without exposed communication, [step][rank]."""
-        return list(zip(*self.own_ms, strict=True))
+        return list(zip(*self.own_ns, strict=True))
 
     @cached_property
-    def transfer_ms(self) -> list[float]:
+    def own_sorted_ns(self) -> list[list[int]]:
+        """The same, of each step the shortest first."""
+        return list(map(sorted, self.own_columns_ns))
+
+    @cached_property
+    def transfer_ns(self) -> list[int]:
         """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
-        return [min(column) for column in zip(*self.comm_ms, strict=True)]
+        return list(map(min, zip(*self.phase_ns("comm"), strict=True)))
 
     @cached_property
     def without_wait_ms(self) -> list[float]:
         """The step if nobody waited for data, [step]: the slowest own time, plus transfer."""
+        return self.without_ms(self.phase_ns("data_wait"))
+
+    def without_ms(self, parts_ns: Sequence[Sequence[int]]) -> list[float]:
+        """Return the step without a part of own time that is given as [rank][step]; [step]."""
         return [
-            max(own - wait for own, wait in zip(owns, waits, strict=True)) + transfer
-            for owns, waits, transfer in zip(
-                self.own_columns_ms,
-                zip(*self.data_wait_ms, strict=True),
-                self.transfer_ms,
-                strict=True,
+            (max(map(sub, owns, parts)) + transfer) / 1e6
+            for owns, parts, transfer in zip(
+                self.own_columns_ns, zip(*parts_ns, strict=True), self.transfer_ns, strict=True
             )
         ]
 
     @cached_property
     def mean_step_ms(self) -> float:
         """Mean step over all ranks and steps."""
-        return mean_ms([value for row in self.step_ms for value in row])
+        return sum([sum(row.step) for row in self.rows]) / (self.count * len(self.rows)) / 1e6
+
+    @cached_property
+    def mean_own_ms(self) -> list[float]:
+        """Mean step without exposed communication, [rank]."""
+        return self._means_ms(self.own_ns)
+
+    @cached_property
+    def mean_transfer_ms(self) -> float:
+        """Mean transfer."""
+        return sum(self.transfer_ns) / self.count / 1e6
+
+    @cached_property
+    def mean_wait_ms(self) -> list[float]:
+        """Mean data wait, [rank]."""
+        return self.mean_phase_ms("data_wait")
+
+    @cached_property
+    def mean_comm_ms(self) -> list[float]:
+        """Mean exposed communication, [rank]."""
+        return self.mean_phase_ms("comm")
+
+    @cached_property
+    def mean_other_ms(self) -> list[float]:
+        """Mean of what is in no other phase, [rank]."""
+        return self.mean_phase_ms("other")
+
+    def mean_phase_ms(self, name: str) -> list[float]:
+        """Return the mean of a phase, [rank]."""
+        return self._means_ms(self.phase_ns(name))
+
+    def _means_ms(self, rows_ns: "Sequence[array[int]]") -> list[float]:
+        return [sum(row) / self.count / 1e6 for row in rows_ns]
+
+    def step_ms(self, row: int) -> float:
+        """Return the mean step of a rank."""
+        return sum(self.rows[row].step) / self.count / 1e6
+
+    def batches(self, row: int) -> float:
+        """Return the mean number of batches in a step of a rank."""
+        return sum(self.rows[row].batches) / self.count
+
+    def wait_held(self, row: int, share: float) -> float:
+        """Return in what share of a rank's steps the data wait is at least so much of the step."""
+        steps = self.rows[row]
+        pairs = zip(steps.phase("data_wait"), steps.step, strict=True)
+        return sum([wait >= share * step for wait, step in pairs]) / self.count
+
+    def host_wait_ms(self, row: int) -> float:
+        """Return the mean time of a rank's host in fetching, whatever the device did meanwhile."""
+        return sum([r.host.data_wait or 0 for r in self.records[row]]) / self.count / 1e6
+
+    def loader(self, row: int) -> Loader | None:
+        """Return the loader that a rank's newest step was fed by, None where it is not known."""
+        return loader_of(self.ranks[row], self.records[row][-1].loader)
 
     @cached_property
     def comm_known(self) -> bool:
         """Whether every rank measured exposed communication in each of the steps."""
-        return self._columns.comm_known
+        return all(row.comm_known for row in self.rows)
+
+
+def loader_of(rank: RankView, key: str) -> Loader | None:
+    """Return the loader of that key as the rank's hello describes it."""
+    loaders = rank.hello.loaders if rank.hello is not None else ()
+    return next((loader for loader in loaders if loader.key == key), None)
+
+
+def median_of_others(ordered: Sequence[int], place: int) -> float:
+    """Return the median of at least two sorted numbers without the one at a place."""
+    middle = (len(ordered) - 1) // 2
+    upper = ordered[middle + (middle >= place)]
+    if len(ordered) % 2 == 0:
+        return upper
+    return (ordered[middle - 1 + (middle - 1 >= place)] + upper) / 2
 
 
 MIN_STEPS = 8
@@ -216,33 +224,52 @@ def clock_missing(kind: str, aligned: Aligned) -> Abstain | None:
     return None
 
 
+def windows(picture: RunPicture) -> Mapping[int, Steps]:
+    """Return what is read of the window of each rank, by its number; of those that have steps."""
+
+    def read() -> Mapping[int, Steps]:
+        ranks = [rank for rank in picture.run.ranks if rank.window]
+        return dict(zip([r.rank for r in ranks], picture.reader.read(ranks), strict=True))
+
+    return picture.once("windows", read)
+
+
 def align(picture: RunPicture) -> Aligned | None:
     """Return the steady steps that every rank of the run has, None if there is none."""
-    return picture.once("aligned", lambda: _align(picture.run))
+    return picture.once("aligned", lambda: _align(picture))
 
 
-def _align(run: RunView) -> Aligned | None:
+def _align(picture: RunPicture) -> Aligned | None:
+    run = picture.run
     over = run.state == "ended"  # then its windows are all there is
-    ranks = tuple(r for r in run.ranks if r.window and (over or r.state not in {"gone", "silent"}))
+    ranks = tuple(
+        [r for r in run.ranks if r.window and (over or r.state not in {"gone", "silent"})]
+    )
     if not ranks:
         return None
     each = [step_indices(r.window) for r in ranks]
     if all(isinstance(indices, range) for indices in each):
-        first, end = max(i[0] for i in each), min(i[-1] for i in each) + 1
-        shared: Sequence[int] = range(first, end)
-        records: tuple[Sequence[StepRecord], ...] = tuple(
-            r.window
-            if len(r.window) == len(shared)
-            else r.window[first - indices[0] : end - indices[0]]
-            for r, indices in zip(ranks, each, strict=True)
-        )
+        shared: Sequence[int] = range(max([i[0] for i in each]), min([i[-1] for i in each]) + 1)
+        common: set[int] = set()
     else:
         common = set.intersection(*map(set, each))
         shared = sorted(common)
-        records = tuple(
-            r.window
-            if len(r.window) == len(shared)
-            else tuple(s for s in r.window if s.index in common)
-            for r in ranks
-        )
-    return Aligned(ranks, tuple(shared), records) if shared else None
+    if not shared:
+        return None
+    records: list[Sequence[StepRecord]] = []
+    rows: list[Steps] = []
+    known = windows(picture)
+    for rank, indices in zip(ranks, each, strict=True):
+        window, steps = rank.window, known[rank.rank]
+        if len(window) == len(shared):
+            records.append(window)
+            rows.append(steps)
+        elif isinstance(shared, range):
+            start = shared[0] - indices[0]
+            records.append(window[start : start + len(shared)])
+            rows.append(steps.between(start, start + len(shared)))
+        else:
+            places = [place for place, index in enumerate(indices) if index in common]
+            records.append([window[place] for place in places])
+            rows.append(steps.at(places))
+    return Aligned(ranks, shared, tuple(records), tuple(rows))

@@ -7,6 +7,7 @@ communication is the transfer that no rank's lateness explains.
 
 import math
 import statistics
+from bisect import bisect_left
 from dataclasses import replace
 
 from gpuwatch.diagnosis.aligned import (
@@ -16,12 +17,13 @@ from gpuwatch.diagnosis.aligned import (
     clock_missing,
     mad_ms,
     mean_ms,
+    median_of_others,
     ranks_text,
     too_few,
 )
 from gpuwatch.diagnosis.host import cpu_affinity, cpu_quota
 from gpuwatch.diagnosis.input import loader_few_workers, starved_ranks
-from gpuwatch.diagnosis.machine import cores_of, host_most, others_of
+from gpuwatch.diagnosis.machine import by_node, cores_of, host_most, others_of
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Ddp
 
@@ -122,14 +124,20 @@ def _straggler(picture: RunPicture) -> Outcome:
     aligned = _distributed(picture, "straggler")
     if not isinstance(aligned, Aligned):
         return aligned
-    own = [mean_ms(row) for row in aligned.own_ms]
+    own = aligned.mean_own_ms
     row = max(range(len(own)), key=own.__getitem__)
     others = [i for i in range(len(own)) if i != row]
-    columns = aligned.own_columns_ms
-    lags_ms = [c[row] - statistics.median(c[:row] + c[row + 1 :]) for c in columns]
     lag_ms = own[row] - statistics.median(own[i] for i in others)
     step_ms = aligned.mean_step_ms
-    last_in = mean_ms([c[row] >= max(c) for c in columns])
+    if lag_ms < max(FLOOR_MS, SHARE_FIXED * step_ms):
+        return _rotating(picture, aligned)
+    times = [column[row] for column in aligned.own_columns_ns]
+    ordered = aligned.own_sorted_ns
+    lags_ms = [
+        (time - median_of_others(column, bisect_left(column, time))) / 1e6
+        for time, column in zip(times, ordered, strict=True)
+    ]
+    last_in = mean_ms([t == column[-1] for t, column in zip(times, ordered, strict=True)])
     error_ms = MEDIAN_ERROR * mad_ms(lags_ms) / aligned.count**0.5
     share = SHARE_FIXED if last_in >= HELD_HIGH else SHARE_WARNING
     if (
@@ -141,7 +149,7 @@ def _straggler(picture: RunPicture) -> Outcome:
     excess = {
         phase: means[row] - statistics.median(means[i] for i in others)
         for phase in _OWN_PHASES
-        for means in [[mean_ms(values) for values in aligned.phase_ms(phase)]]
+        for means in [aligned.mean_phase_ms(phase)]
     }
     phase = max(excess, key=excess.__getitem__)
     rank = aligned.ranks[row]
@@ -153,13 +161,9 @@ def _straggler(picture: RunPicture) -> Outcome:
 
 def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     """Return the finding of ranks that are late in turn, None where their lateness is scatter."""
-    own = aligned.own_ms
-    count = len(own)
-    columns = aligned.own_columns_ms
-    lasts = [c.index(max(c)) for c in columns]
+    count = len(aligned.ranks)
     lags_ms = [
-        c[last] - statistics.median(c[:last] + c[last + 1 :])
-        for c, last in zip(columns, lasts, strict=True)
+        (column[-1] - median_of_others(column, count - 1)) / 1e6 for column in aligned.own_sorted_ns
     ]
     step_ms = aligned.mean_step_ms
     lag_ms = mean_ms(lags_ms)
@@ -167,11 +171,12 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     middle_ms = statistics.median(lags_ms)
     if held < HELD_IN or middle_ms < max(FLOOR_MS, SHARE_WARNING * step_ms):
         return None
+    lasts = [column.index(max(column)) for column in aligned.own_columns_ns]
     # How much a rank's own time scatters where it is not the late one.
     scatters = [
-        mad_ms(calm)
-        for r in range(count)
-        if len(calm := [own[r][s] for s, last in enumerate(lasts) if last != r]) >= MIN_STEPS
+        mad_ms(calm) / 1e6
+        for r, own in enumerate(aligned.own_ns)
+        if len(calm := [t for t, last in zip(own, lasts, strict=True) if last != r]) >= MIN_STEPS
     ]
     if not scatters:
         return None
@@ -225,7 +230,7 @@ def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
         ),
         ruled_out=(
             "one slow rank: the late rank changes",
-            f"network: transfer {mean_ms(aligned.transfer_ms):.1f} ms",
+            f"network: transfer {aligned.mean_transfer_ms:.1f} ms",
         ),
         hints=(
             Hint(
@@ -250,10 +255,10 @@ def _late_phase(aligned: Aligned, lasts: list[int], lag_ms: float) -> tuple[str,
     """
     excess = {}
     for phase in _OWN_PHASES:
-        columns = zip(*aligned.phase_ms(phase), strict=True)
+        columns = zip(*aligned.phase_ns(phase), strict=True)
         excess[phase] = mean_ms(
             [
-                column[last] - statistics.median(column[:last] + column[last + 1 :])
+                (column[last] - statistics.median(column[:last] + column[last + 1 :])) / 1e6
                 for column, last in zip(columns, lasts, strict=True)
             ]
         )
@@ -302,6 +307,7 @@ def _doubted(
             confidence="low",
             ruled_out=(*finding.ruled_out, f"contention: not ruled out, there is {limited}"),
         )
+    by_name = by_node(picture.run.ranks)
     for name in finding.nodes:
         node = picture.node(name)
         busy, stalled = host_most(node, "cpu_percent"), host_most(node, "psi_cpu_some")
@@ -309,7 +315,7 @@ def _doubted(
         if waiting and stalled is not None and stalled >= STALLED_PERCENT:
             crowded = True
         if by_others and crowded:
-            ranks = [r for r in picture.run.ranks if r.node == name]
+            ranks = by_name[name]
             others, cores = others_of(picture, name, ranks), cores_of(node, ranks)
             crowded = others is None or cores is None or others >= OTHERS_SHARE * cores
         if on_cpu and crowded:
@@ -341,12 +347,12 @@ def _straggler_finding(
     late = [i for i in range(len(own)) if own[i] - middle_ms >= ALIKE * lag_ms]
     ranks = tuple(sorted(aligned.ranks[i].rank for i in late))
     nodes = tuple(sorted({aligned.ranks[i].node for i in late}))
-    others = [i for i in range(len(own)) if i not in late]
+    others = sorted(set(range(len(own))) - set(late))
     step_ms = aligned.mean_step_ms
     share = lag_ms / step_ms
-    transfer_ms = mean_ms(aligned.transfer_ms)
+    transfer_ms = aligned.mean_transfer_ms
     covered = excess[phase] / lag_ms if lag_ms else 0.0
-    waits_ms = mean_ms([mean_ms(aligned.comm_ms[i]) for i in others])
+    waits_ms = mean_ms([aligned.mean_comm_ms[i] for i in others])
     high = last_in >= HELD_HIGH and covered >= 0.8
     return Finding(
         kind="straggler",
@@ -413,11 +419,10 @@ def comm_bound(picture: RunPicture) -> Outcome:
     if not isinstance(aligned, Aligned):
         return aligned
     step_ms = aligned.mean_step_ms
-    transfers = aligned.transfer_ms
-    transfer_ms = mean_ms(transfers)
-    exposed_ms = mean_ms([mean_ms(row) for row in aligned.comm_ms])
+    transfer_ms = aligned.mean_transfer_ms
+    exposed_ms = mean_ms(aligned.mean_comm_ms)
     peer_wait_ms = exposed_ms - transfer_ms
-    held = mean_ms([t >= SHARE_WARNING * step_ms for t in transfers])
+    held = mean_ms([ns / 1e6 >= SHARE_WARNING * step_ms for ns in aligned.transfer_ns])
     floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
     if transfer_ms >= floor_ms and held >= HELD_IN:
         found = _comm_finding(aligned, transfer_ms, peer_wait_ms, held)
@@ -449,7 +454,7 @@ def _overlap_hints(aligned: Aligned, ddp: Ddp | None, transfer_ms: float) -> lis
     At most the backward's own time can be hidden, and of it what comes before the last gradients.
     """
     step_ms = aligned.mean_step_ms
-    backward_ms = mean_ms([mean_ms(row) for row in aligned.phase_ms("backward")])
+    backward_ms = mean_ms(aligned.mean_phase_ms("backward"))
     known = {way for r in aligned.ranks if r.hello is not None for way in r.hello.parallel}
     if ddp is None:
         hidden_ms = min(transfer_ms, backward_ms)
@@ -536,7 +541,7 @@ def _comm_finding(
             )
         )
     hints += _overlap_hints(aligned, ddp, transfer_ms)
-    batches = round(mean_ms(aligned.batches))
+    batches = round(mean_ms([aligned.batches(row) for row in range(len(aligned.ranks))]))
     more = 2 * batches
     # As many samples as a step has today: half of a step that reduces once for twice as many.
     low_ms = step_ms - transfer_ms * (1 - batches / more)
@@ -583,8 +588,10 @@ def _comm_finding(
 
 
 def _follows(aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: float) -> Finding:
-    waiting = tuple(r.rank for r in aligned.ranks if r.rank not in cause.ranks)
+    causing = frozenset(cause.ranks)
+    waiting = tuple(r.rank for r in aligned.ranks if r.rank not in causing)
     ranks = waiting or tuple(r.rank for r in aligned.ranks)
+    named = frozenset(ranks)
     whom = (
         f"waiting for {ranks_text(cause.ranks)}"
         if waiting
@@ -595,7 +602,7 @@ def _follows(aligned: Aligned, cause: Finding, transfer_ms: float, exposed_ms: f
         kind="comm_bound",
         severity="note",
         ranks=ranks,
-        nodes=tuple(sorted({r.node for r in aligned.ranks if r.rank in ranks})),
+        nodes=tuple(sorted({r.node for r in aligned.ranks if r.rank in named})),
         cost_ms=None,
         share=None,
         summary=(

@@ -24,6 +24,7 @@ from gpuwatch.diagnosis.periodic import (
     worker_restart,
 )
 from gpuwatch.diagnosis.stacks import Ask, HangStacks
+from gpuwatch.diagnosis.steps import Reader
 from gpuwatch.diagnosis.types import Abstain, Finding, LifeEvent, Rule, RunDiagnosis, RunPicture
 from gpuwatch.store.views import RunView, View
 
@@ -75,9 +76,11 @@ _KEPT_RESOLVED = 16
 _KEPT_RUNS = 64
 
 
-def picture_of(view: View, run: RunView) -> RunPicture:
-    """Return what the rules see of one run."""
-    return RunPicture(run, tuple(n for n in view.nodes if n.node in run.nodes))
+def picture_of(view: View, run: RunView, reader: Reader | None = None) -> RunPicture:
+    """Return what the rules see of one run; `reader` may be that of the picture before."""
+    mine = frozenset(run.nodes)
+    nodes = tuple([n for n in view.nodes if n.node in mine])
+    return RunPicture(run, nodes, reader if reader is not None else Reader())
 
 
 def _by_cost(finding: Finding) -> tuple[bool, float]:
@@ -145,6 +148,7 @@ class _RunState:
     stacks: HangStacks | None = None
     passes: int = 0
     passed_s: float = 0.0
+    reader: Reader = field(default_factory=Reader)
 
     def kinds(self, run: RunView, at_s: float) -> Collection[str]:
         """Return the kinds to be looked for now."""
@@ -197,7 +201,9 @@ class Engine:
         if state.settled and state.last is not None and state.last.findings:
             return state.last
         kinds = state.kinds(run, view.at_s)
-        findings, abstained = diagnose_run(picture_of(view, run), kinds)
+        findings, abstained = diagnose_run(picture_of(view, run, state.reader), kinds)
+        if state.settled:
+            state.reader.forget()
         if state.last is not None:
             abstained += [a for a in state.last.abstained if a.kind not in kinds]
         self._live(state, run, kinds, findings, {a.kind for a in abstained}, view.at_s)

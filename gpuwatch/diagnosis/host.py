@@ -5,7 +5,7 @@ periods of the control group, and cores that stand idle beside ones that are ful
 """
 
 from gpuwatch.diagnosis.aligned import Aligned, align, ranks_text, too_few
-from gpuwatch.diagnosis.machine import cpu_of, host_mean, nodes_text, reading
+from gpuwatch.diagnosis.machine import by_node, cpu_of, host_mean, nodes_text, reading
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.store.views import NodeView, RankView
 
@@ -153,8 +153,7 @@ def _bounded(aligned: Aligned, cost_ms: float) -> float:
     """On a device's clock the host can cost no more than the device waits for it."""
     if aligned.ranks[0].clock != "device":
         return cost_ms
-    waits = [sum(row) / len(row) for row in aligned.data_wait_ms]
-    return min(cost_ms, max(waits))
+    return min(cost_ms, max(aligned.mean_wait_ms))
 
 
 def _severity(share: float, aligned: Aligned) -> str:
@@ -179,9 +178,8 @@ def _cpu_affinity(picture: RunPicture) -> Outcome:
         return few
     found = None
     known = False
-    for name in sorted({rank.node for rank in aligned.ranks}):
+    for name, ranks in by_node(aligned.ranks).items():
         node = picture.node(name)
-        ranks = [rank for rank in aligned.ranks if rank.node == name]
         if node is None or node.host is None or not node.host.core_percents:
             continue
         known = True

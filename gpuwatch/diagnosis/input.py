@@ -22,7 +22,7 @@ from gpuwatch.diagnosis.aligned import (
     ranks_text,
     too_few,
 )
-from gpuwatch.diagnosis.machine import host_mean, reading, use_of, value
+from gpuwatch.diagnosis.machine import by_node, host_mean, reading, use_of, value
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, ProcessSample
 from gpuwatch.store.batches import WorkerBatch
@@ -96,6 +96,7 @@ class Model:
     loader: Loader | None
     wait_ms: float
     held: float
+    """Share of the steps in which the wait is at least 10 % of the step; 0 where it is short."""
     batches: float
     batch_ms: float | None
     batch_cpu_ms: float | None
@@ -138,31 +139,27 @@ def _workers_of(rank: RankView, loader: Loader | None) -> tuple[ProcessSample, .
 
 def _model(aligned: Aligned, row: int) -> Model:
     rank = aligned.ranks[row]
-    waits_ms = aligned.data_wait_ms[row]
-    steps_ms = aligned.step_ms[row]
-    key = aligned.records[row][-1].loader
-    loaders = rank.hello.loaders if rank.hello is not None else ()
-    loader = next((x for x in loaders if x.key == key), None)
-    wait_ms = mean_ms(waits_ms)
-    step_ms = mean_ms(steps_ms)
-    batches = aligned.batches[row]
-    held = mean_ms([w >= SHARE_WARNING * s for w, s in zip(waits_ms, steps_ms, strict=True)])
-    processes = _workers_of(rank, loader)
+    loader = aligned.loader(row)
+    wait_ms = aligned.mean_wait_ms[row]
+    step_ms = aligned.step_ms(row)
+    batches = aligned.batches(row)
+    runnable: float | None = None
     if rank.worker_means:
-        shares = [
-            means.readings["cpu_percent"] / 100
-            for means in rank.worker_means
-            if "cpu_percent" in means.readings
-        ]
+        means = rank.worker_means
+        found = [one.readings.get("cpu_percent") for one in means]
+        blocked: float | None = sum([one.blocked for one in means]) / len(means)
+        runnable = sum([one.runnable for one in means]) / len(means)
     else:
-        shares = [
-            v / 100 for p in processes if (v := value(p.readings.get("cpu_percent"))) is not None
-        ]
-    worker_cpu = statistics.fmean(shares) if shares else None
+        processes = _workers_of(rank, loader)
+        found = [value(process.readings.get("cpu_percent")) for process in processes]
+        stuck = [process.status == "D" for process in processes]
+        blocked = sum(stuck) / len(stuck) if stuck else None
+    shares = [percent / 100 for percent in found if percent is not None]
+    worker_cpu = sum(shares) / len(shares) if shares else None
     batch_ms = batch_cpu_ms = collate_ms = busy = None
     if loader is not None and loader.num_workers == 0:
         # Fetching is making the batch then, behind a busy device or not.
-        batch_ms = mean_ms(aligned.host_wait_ms(row)) / batches
+        batch_ms = aligned.host_wait_ms(row) / batches
     elif loader is not None and rank.batch_wall_ms:
         batch_ms = rank.batch_wall_ms
         batch_cpu_ms = rank.batch_cpu_ms
@@ -182,19 +179,15 @@ def _model(aligned: Aligned, row: int) -> Model:
         rank=rank,
         loader=loader,
         wait_ms=wait_ms,
-        held=held,
+        held=aligned.wait_held(row, SHARE_WARNING) if wait_ms >= FLOOR_MS else 0.0,
         batches=batches,
         batch_ms=batch_ms,
         batch_cpu_ms=batch_cpu_ms,
         collate_ms=collate_ms,
         busy=busy,
         worker_cpu=worker_cpu,
-        blocked=_blocked(rank, processes),
-        runnable=(
-            statistics.fmean(means.runnable for means in rank.worker_means)
-            if rank.worker_means
-            else None
-        ),
+        blocked=blocked,
+        runnable=runnable,
         main_cpu_percent=reading(rank, "cpu_percent"),
         depth=rank.queue_depth,
         slowest=slowest,
@@ -202,16 +195,14 @@ def _model(aligned: Aligned, row: int) -> Model:
     )
 
 
-def _blocked(rank: RankView, processes: tuple[ProcessSample, ...]) -> float | None:
-    """Return the share of the workers' time in state D, over the ticks that there are."""
-    if rank.worker_means:
-        return statistics.fmean(means.blocked for means in rank.worker_means)
-    return sum(p.status == "D" for p in processes) / len(processes) if processes else None
+def _least_wait_ms(step_ms: float) -> float:
+    """Return what a rank must wait at least, on average, to be called waiting."""
+    return max(FLOOR_MS, SHARE_WARNING * step_ms)
 
 
 def waits_for_batches(model: Model, step_ms: float) -> bool:
     """Whether the rank waits for an empty queue, whoever leaves it empty."""
-    if model.wait_ms < max(FLOOR_MS, SHARE_WARNING * step_ms):
+    if model.wait_ms < _least_wait_ms(step_ms):
         return False
     busy = max(model.busy or 0.0, model.slowest_busy)
     if model.workers and busy >= SATURATED:
@@ -254,10 +245,15 @@ class Cores:
         return max(FAIR_SHARE, 1.0 - others / self.cores)
 
 
-def cores_of_ranks(picture: RunPicture, ranks: list[RankView], step_ms: float) -> Cores | None:
+def cores_of_ranks(picture: RunPicture, aligned: Aligned) -> Cores | None:
+    """Return the tightest of the nodes that the run is on, None where none is known."""
+    return picture.once("cores", lambda: _tightest(picture, aligned))
+
+
+def _tightest(picture: RunPicture, aligned: Aligned) -> Cores | None:
     tightest: Cores | None = None
-    for name in sorted({r.node for r in ranks}):
-        found = _node_cores(picture, name, [r for r in ranks if r.node == name], step_ms)
+    for name, ranks in by_node(aligned.ranks).items():
+        found = _node_cores(picture, name, ranks, aligned.mean_step_ms)
         if found is not None and (tightest is None or found.floor_ms > tightest.floor_ms):
             tightest = found
     return tightest
@@ -333,6 +329,8 @@ def starvation(picture: RunPicture, kind: str) -> Starvation | Abstain | None:
 
 def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
     step_ms = aligned.mean_step_ms
+    if max(aligned.mean_wait_ms) < _least_wait_ms(step_ms):
+        return None
     models = models_of(picture, aligned)
     starved = [m for m in models if waits_for_batches(m, step_ms)]
     if not starved:
@@ -346,7 +344,7 @@ def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
         and m.wait_ms >= FLOOR_MS
         and not waits_for_batches(m, step_ms)
     ]
-    cores = cores_of_ranks(picture, list(aligned.ranks), step_ms)
+    cores = cores_of_ranks(picture, aligned)
     return Starvation(aligned, starved, models, cores)
 
 
@@ -417,7 +415,8 @@ def _finding(
     else:
         confidence = "medium"
     critical = share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
-    others = [m for m in models if m.rank.rank not in ranks]
+    named = frozenset(ranks)
+    others = [m for m in models if m.rank.rank not in named]
     return Finding(
         kind="loader_few_workers",
         severity="critical" if critical else "warning",
@@ -572,7 +571,7 @@ def _look_alikes(
                 f"{max(mains):.0f} % CPU"
             )
     if len(aligned.ranks) > 1 and aligned.comm_known:
-        transfer_ms = mean_ms(aligned.transfer_ms)
+        transfer_ms = aligned.mean_transfer_ms
         if transfer_ms < SHARE_WARNING * aligned.mean_step_ms:
             out.append(
                 f"communication: transfer {transfer_ms:.1f} of {aligned.mean_step_ms:.0f} ms"

@@ -541,13 +541,14 @@ def _oversub(picture: RunPicture) -> Outcome:
     ranks_here = max(1, len(seen.aligned.ranks) // max(1, len(picture.nodes) or 1))
     fitting = max(1, min(worst.workers or 1, cores.cores // ranks_here))
     # They share the cores: who waits for data, and who for a peer that does, is chance.
+    nodes, waiting = frozenset(seen.nodes), frozenset(seen.ranks)
     crowding = tuple(
         sorted(
             m.rank.rank
             for m in seen.models
             if m.workers
-            and m.rank.node in seen.nodes
-            and (m in seen.starved or (_worker_threads(m) or 0.0) >= MANY_THREADS)
+            and m.rank.node in nodes
+            and (m.rank.rank in waiting or (_worker_threads(m) or 0.0) >= MANY_THREADS)
         )
     )
     return _made(
@@ -666,7 +667,8 @@ def _decode(picture: RunPicture) -> Outcome:
     cores = seen.cores
     if cores is None:
         return Abstain("cpu_decode_aug", "CPU of the ranks, their workers and the machine")
-    workers = sum(_worker_cores(m) for m in seen.models)
+    taken = {m.rank.rank: _worker_cores(m) for m in seen.models}
+    workers = sum(taken.values())
     rest = max(0.0, cores.ours - workers)
     limit_ms = max(mean_ms(seen.without_wait), cores.floor_ms * rest / max(cores.ours, 1e-9))
     worst = seen.worst
@@ -678,13 +680,14 @@ def _decode(picture: RunPicture) -> Outcome:
     )
     needed = math.ceil(workers * seen.step_ms / max(limit_ms, 1e-3))
     # The cores are one: whose workers take them, not who happens to wait.
-    most = max(_worker_cores(m) for m in seen.models)
+    most = max(taken.values())
+    nodes, waiting = frozenset(seen.nodes), frozenset(seen.ranks)
     taking = tuple(
         sorted(
             m.rank.rank
             for m in seen.models
-            if m.rank.node in seen.nodes
-            and (m in seen.starved or _worker_cores(m) >= TAKES_PART * most)
+            if m.rank.node in nodes
+            and (m.rank.rank in waiting or taken[m.rank.rank] >= TAKES_PART * most)
         )
     )
     return _made(

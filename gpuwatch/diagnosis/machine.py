@@ -10,6 +10,7 @@ from gpuwatch.store.views import NodeView, RankView
 
 __all__ = [
     "Use",
+    "by_node",
     "cores_of",
     "cpu_of",
     "host_mean",
@@ -52,6 +53,14 @@ def host_most(node: NodeView | None, name: str) -> float | None:
     mean = host_mean(node, name)
     last = value(node.host.readings.get(name)) if node is not None and node.host else None
     return mean if last is None else last if mean is None else max(mean, last)
+
+
+def by_node(ranks: Iterable[RankView]) -> dict[str, list[RankView]]:
+    """Return the ranks of each node, in the order of the nodes' names."""
+    found: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        found.setdefault(rank.node, []).append(rank)
+    return dict(sorted(found.items()))
 
 
 def cpu_of(rank: RankView) -> float | None:

@@ -9,6 +9,7 @@ found unreliable in trials; the alarm was not.
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import combinations
 
 from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.machine import reading
@@ -48,24 +49,25 @@ def rising(
     """Return (growth in bytes, z of Mann-Kendall) if memory rises, None if not or not known."""
     if len(memory) < 2 * BLOCKS or memory[-1][0] - memory[0][0] < MIN_STEPS:
         return None
-    points = memory[int(len(memory) * WARM_SHARE) :]
-    size = len(points) / BLOCKS
-    minima = [
-        min(
-            value
-            for _, value in points[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]
-        )
-        for i in range(BLOCKS)
-    ]
-    pairs = sum(
-        (minima[j] > minima[i]) - (minima[j] < minima[i])
-        for i in range(BLOCKS)
-        for j in range(i + 1, BLOCKS)
-    )
+    start = int(len(memory) * WARM_SHARE)
+    size = (len(memory) - start) / BLOCKS
+    # Most memory does not grow, and the first block and the newest value say so.
+    if memory[-1][1] - min([value for _, value in memory[start : start + int(size)]]) < floor_bytes:
+        return None
+    values = [value for _, value in memory][start:]
+
+    def least(block: int) -> int:
+        first = int(block * size)
+        return min(values[first : max(first + 1, int((block + 1) * size))])
+
+    growth = least(BLOCKS - 1) - least(0)
+    late = least(BLOCKS - 1) - least(BLOCKS - 1 - BLOCKS // 4)
+    if growth < floor_bytes or late < STILL_SHARE * growth:
+        return None
+    minima = list(map(least, range(BLOCKS)))
+    pairs = sum([(after > before) - (after < before) for before, after in combinations(minima, 2)])
     z = (pairs - 1) / math.sqrt(BLOCKS * (BLOCKS - 1) * (2 * BLOCKS + 5) / 18)
-    growth = minima[-1] - minima[0]
-    late = minima[-1] - minima[-1 - BLOCKS // 4]
-    if z < Z_RISES or growth < floor_bytes or late < STILL_SHARE * growth:
+    if z < Z_RISES:
         return None
     return float(growth), z
 

@@ -5,7 +5,7 @@ of an iterator, every step, or once in as many steps as the loader has workers.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwatch.diagnosis.aligned import (
@@ -14,16 +14,19 @@ from gpuwatch.diagnosis.aligned import (
     align,
     clock_missing,
     counted,
+    loader_of,
     mad_ms,
     mean_ms,
     ranks_text,
     too_few,
+    windows,
 )
 from gpuwatch.diagnosis.input import Starvation, starvation, starved_ranks
 from gpuwatch.diagnosis.loading import one_slow_worker, other_cause, uneven
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, Span
-from gpuwatch.store.clocks import deciding, deciding_step_ns
+from gpuwatch.store.clocks import deciding
+from gpuwatch.store.packed import step_indices
 from gpuwatch.store.views import RankView
 
 __all__ = [
@@ -77,14 +80,30 @@ class _Periodic:
     after_ms: float
 
 
-def _periodic(rank: RankView, spans: Sequence[Span]) -> _Periodic | None:
+def _spans(picture: RunPicture) -> Sequence[tuple[RankView, Mapping[str, Sequence[Span]]]]:
+    """Return the spans of each rank that has steady steps, by their name."""
+
+    def sorted_out() -> Sequence[tuple[RankView, Mapping[str, Sequence[Span]]]]:
+        found = []
+        for rank in picture.run.ranks:
+            by_name: dict[str, list[Span]] = {}
+            for span in rank.past.spans:
+                by_name.setdefault(span.name, []).append(span)
+            if rank.step_ms is not None:
+                found.append((rank, by_name))
+        return found
+
+    return picture.once("spans", sorted_out)
+
+
+def _periodic(picture: RunPicture, rank: RankView, spans: Sequence[Span]) -> _Periodic | None:
     """Return the cost of spans that come again, None for fewer than two of them."""
     starts = [span for i, span in enumerate(spans) if not i or span.step > spans[i - 1].step]
     if len(starts) < LEAST_SPANS:
         return None
     steps = starts[-1].step - starts[0].step
     total_ms = sum(span.duration_ns for span in spans if span.step < starts[-1].step) / 1e6
-    after_ms = _slower_after(rank, {span.step for span in starts})
+    after_ms = _slower_after(picture, rank, {span.step for span in starts})
     periods = len(starts) - 1
     return _Periodic(
         rank,
@@ -96,25 +115,31 @@ def _periodic(rank: RankView, spans: Sequence[Span]) -> _Periodic | None:
     )
 
 
-def _slower_after(rank: RankView, steps: set[int]) -> float:
+def _slower_after(picture: RunPicture, rank: RankView, steps: set[int]) -> float:
     """Return how much longer the steps right after such a span are, in ms; 0 if not much."""
-    usual = [deciding_step_ns(r) for r in rank.window if r.index not in steps]
-    after = [deciding_step_ns(r) for r in rank.window if r.index in steps]
-    if not after or len(usual) < MIN_STEPS:
+    indices = step_indices(rank.window)
+    if steps.isdisjoint(indices):
+        return 0.0
+    usual: list[int] = []
+    after: list[int] = []
+    for index, step_ns in zip(indices, windows(picture)[rank.rank].step, strict=True):
+        (after if index in steps else usual).append(step_ns)
+    if len(usual) < MIN_STEPS:
         return 0.0
     excess_ms = (statistics.median(after) - statistics.median(usual)) / 1e6
-    scatter_ms = mad_ms([value / 1e6 for value in usual])
-    return excess_ms if excess_ms > max(FLOOR_MS, 5 * scatter_ms) else 0.0
+    if excess_ms <= FLOOR_MS:
+        return 0.0
+    return excess_ms if excess_ms > 5 * mad_ms(usual) / 1e6 else 0.0
 
 
 def _stall(picture: RunPicture, kind: str, name: str, what: str) -> Outcome:
-    ranks = [r for r in picture.run.ranks if r.step_ms is not None]
+    ranks = _spans(picture)
     if not ranks:
         return Abstain(kind, f"{MIN_STEPS} steady steps; none so far")
     found = [
         periodic
-        for rank in ranks
-        if (periodic := _periodic(rank, [s for s in rank.past.spans if s.name == name]))
+        for rank, spans in ranks
+        if name in spans and (periodic := _periodic(picture, rank, spans[name])) is not None
     ]
     if not found:
         return None
@@ -245,11 +270,6 @@ def stall_validation(picture: RunPicture) -> Outcome:
 # --- a new epoch --------------------------------------------------------------------------------
 
 
-def _loader_of(rank: RankView, key: str) -> Loader | None:
-    loaders = rank.hello.loaders if rank.hello is not None else ()
-    return next((loader for loader in loaders if loader.key == key), None)
-
-
 def worker_restart(picture: RunPicture) -> Outcome:
     """The loader starts its workers anew at every epoch, and the first batch is late.
 
@@ -258,19 +278,28 @@ def worker_restart(picture: RunPicture) -> Outcome:
     return picture.once("worker_restart", lambda: _worker_restart(picture))
 
 
+def _restarts(loader: Loader) -> bool:
+    """Whether a loader starts workers anew for each of its iterators."""
+    return bool(loader.num_workers) and not loader.persistent_workers
+
+
 def _worker_restart(picture: RunPicture) -> Outcome:
     rows = []
     for rank in picture.run.ranks:
-        if len(rank.past.firsts) < 2:
+        loaders = rank.hello.loaders if rank.hello is not None else ()
+        if len(rank.past.firsts) < 2 or rank.step_ms is None or not any(map(_restarts, loaders)):
             continue
         firsts = [r for r in rank.past.firsts if deciding(r).data_wait is not None]
-        steady = [wait / 1e6 for r in rank.window if (wait := deciding(r).data_wait) is not None]
-        if len(firsts) < 2 or rank.step_ms is None or not steady:
+        if len(firsts) < 2:
             continue
-        loader = _loader_of(rank, firsts[-1].loader)
-        if loader is None or not loader.num_workers or loader.persistent_workers:
+        loader = loader_of(rank, firsts[-1].loader)
+        if loader is None or not _restarts(loader):
             continue
-        usual_ms = statistics.median(steady)
+        window = windows(picture).get(rank.rank)
+        steady = window.known_waits if window is not None else ()
+        if not steady:
+            continue
+        usual_ms = statistics.median(steady) / 1e6
         waits_ms = [(deciding(r).data_wait or 0) / 1e6 for r in firsts]
         excess_ms = statistics.median(waits_ms) - usual_ms
         least_ms = max(FIRST_TIMES * usual_ms, 1e-3)
@@ -384,17 +413,16 @@ def _burst(picture: RunPicture) -> Outcome:
     found = []
     starved = set(starved_ranks(picture, aligned))
     for row, rank in enumerate(aligned.ranks):
-        loader = _loader_of(rank, aligned.records[row][-1].loader)
-        if loader is None or loader.num_workers < 2 or rank.rank in starved:
+        mean = aligned.mean_wait_ms[row]
+        if mean < max(FLOOR_MS, SHARE_WARNING / 2 * aligned.mean_step_ms) or rank.rank in starved:
             continue  # or its workers are the limit all the time
-        batches = aligned.batches[row]
-        lag = round(loader.num_workers / batches)
-        waits = aligned.data_wait_ms[row]
-        if lag < 2 or len(waits) < 3 * lag:
+        loader = aligned.loader(row)
+        if loader is None or loader.num_workers < 2:
             continue
-        mean = mean_ms(waits)
-        if mean < max(FLOOR_MS, SHARE_WARNING / 2 * aligned.mean_step_ms):
+        lag = round(loader.num_workers / aligned.batches(row))
+        if lag < 2 or aligned.count < 3 * lag:
             continue
+        waits = [ns / 1e6 for ns in aligned.rows[row].phase("data_wait")]
         correlation = _autocorrelation(waits, lag)
         others = max((_autocorrelation(waits, n) for n in range(1, lag)), default=0.0)
         high = sorted(waits, reverse=True)[: max(1, round(len(waits) / lag))]
@@ -467,14 +495,13 @@ def stall_log_sync(picture: RunPicture) -> Outcome:
     return picture.once("stall_log_sync", lambda: _log_sync(picture))
 
 
-def _other_ms(aligned: Aligned) -> list[list[float]]:
+def _other_ns(aligned: Aligned) -> list[Sequence[int]]:
     """Return `other` without pauses of the garbage collector, [rank][step]."""
     return [
-        [
-            other if not paused else max(0.0, other - paused)
-            for other, paused in zip(row, pauses, strict=True)
-        ]
-        for row, pauses in zip(aligned.phase_ms("other"), aligned.gc_ms, strict=True)
+        others
+        if not any(row.gc)
+        else [max(0, other - paused) for other, paused in zip(others, row.gc, strict=True)]
+        for others, row in zip(aligned.phase_ns("other"), aligned.rows, strict=True)
     ]
 
 
@@ -487,32 +514,27 @@ def _log_sync(picture: RunPicture) -> Outcome:
     if missing is not None:
         return missing
     step_ms = aligned.mean_step_ms
-    others = _other_ms(aligned)
     floor_ms = max(FLOOR_MS, SHARE_WARNING * step_ms)
-    guilty = [row for row, values in enumerate(others) if mean_ms(values) >= floor_ms]
-    if 2 * len(guilty) <= len(others):
+    if 2 * sum([ms >= floor_ms for ms in aligned.mean_other_ms]) <= len(aligned.ranks):
         return None  # nobody, or so few ranks that they are stragglers
+    others = _other_ns(aligned)
+    means_ms = [sum(values) / aligned.count / 1e6 for values in others]
+    guilty = [row for row, ms in enumerate(means_ms) if ms >= floor_ms]
+    if 2 * len(guilty) <= len(others):
+        return None
     if any(
         rank.phases_na.get(name)
         for rank in aligned.ranks
         for name in ("forward", "backward", "optimizer")
     ):
         return Abstain("stall_log_sync", "the split of the step: a part of it is n/a")
-    without = [
-        max(own - other for own, other in zip(owns, rest, strict=True)) + transfer
-        for owns, rest, transfer in zip(
-            aligned.own_columns_ms,
-            zip(*others, strict=True),
-            aligned.transfer_ms,
-            strict=True,
-        )
-    ]
+    without = aligned.without_ms(others)
     cost_ms = step_ms - mean_ms(without)
     if cost_ms < max(FLOOR_MS, SHARE_WARNING / 2 * step_ms, 2 * mad_ms(without)):
         return None
-    row = max(guilty, key=lambda r: mean_ms(others[r]))
-    values = others[row]
-    held = mean_ms([v >= SHARE_WARNING * step_ms for v in values])
+    row = max(guilty, key=means_ms.__getitem__)
+    other_ms = means_ms[row]
+    held = mean_ms([ns / 1e6 >= SHARE_WARNING * step_ms for ns in others[row]])
     share = cost_ms / step_ms
     critical = share >= SHARE_CRITICAL and aligned.count >= CRITICAL_STEPS
     numbers = tuple(sorted(aligned.ranks[r].rank for r in guilty))
@@ -528,13 +550,13 @@ def _log_sync(picture: RunPicture) -> Outcome:
         confidence="high" if held >= HELD_HIGH else "medium",
         summary=(
             f"{ranks_text(numbers)} {'spends' if len(numbers) == 1 else 'spend'} "
-            f"{mean_ms(values):.0f} of {step_ms:.0f} ms a step "
+            f"{other_ms:.0f} of {step_ms:.0f} ms a step "
             f"outside the training itself, in {when}: logging, metrics or waiting for the device"
         ),
         evidence=(
             Evidence(
                 "other",
-                round(mean_ms(values), 2),
+                round(other_ms, 2),
                 "ms",
                 f"{step_ms:.1f} ms step; {SHARE_WARNING:.0%} is where it counts",
                 "between the marks of fetching, backward and optimizer",
@@ -571,10 +593,9 @@ def _log_sync(picture: RunPicture) -> Outcome:
 
 
 def _excluded(aligned: Aligned, row: int) -> tuple[str, ...]:
-    pauses = aligned.gc_ms[row]
-    waits = mean_ms(aligned.data_wait_ms[row])
+    pauses_ms = sum(aligned.rows[row].gc) / aligned.count / 1e6
     return (
-        f"garbage collection: {mean_ms(pauses):.1f} ms a step",
-        f"loading: {waits:.1f} ms a step",
+        f"garbage collection: {pauses_ms:.1f} ms a step",
+        f"loading: {aligned.mean_wait_ms[row]:.1f} ms a step",
         "checkpoints and validation: their spans are outside the steps",
     )

@@ -16,7 +16,7 @@ do others keep the cores that they use today: more workers of ours leave them le
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gpuwatch.diagnosis.aligned import MIN_STEPS, Aligned, align, clock_missing, mad_ms, mean_ms
+from gpuwatch.diagnosis.aligned import MIN_STEPS, Aligned, align, clock_missing, mad_ms
 from gpuwatch.diagnosis.input import (
     CROWDED,
     SPREAD,
@@ -60,16 +60,17 @@ def predict_step_ms(
     if any(m.batch_ms is None or m.workers is None for m in models):
         return None
     step_ms = aligned.mean_step_ms
-    cores = cores_of_ranks(picture, list(aligned.ranks), step_ms)
+    changing = None if ranks is None else frozenset(ranks)
+    cores = cores_of_ranks(picture, aligned)
     crowded = cores is not None and cores.busy >= CROWDED * cores.cores
     rests = [_rest(aligned, row, model, crowded) for row, model in enumerate(models)]
     batches = [_batch(model, crowded) for model in models]
-    transfer_ms = mean_ms(aligned.transfer_ms)
+    transfer_ms = aligned.mean_transfer_ms
     high_ms = cores.floor_ms if cores is not None else 0.0
     free = cores.free if cores is not None and crowded else 1.0
     low_ms = high_ms * (cores.free if cores is not None else 1.0)
     for model, rest, batch in zip(models, rests, batches, strict=True):
-        changed = ranks is None or model.rank.rank in ranks
+        changed = changing is None or model.rank.rank in changing
         workers = num_workers if changed else model.workers
         if workers:
             low_ms = max(low_ms, rest.low + transfer_ms)
@@ -103,12 +104,12 @@ def _batch(model: Model, crowded: bool) -> _Bounds:
 
 def _rest(aligned: Aligned, row: int, model: Model, crowded: bool) -> _Bounds:
     """Return a rank's own time without its data wait, with cores for it and as it was measured."""
-    own_ms = mean_ms(aligned.own_ms[row]) - model.wait_ms
+    own_ms = aligned.mean_own_ms[row] - model.wait_ms
     if not crowded or model.main_cpu_percent is None or model.rank.clock == "device":
         return _Bounds(own_ms, own_ms)
     hello = model.rank.hello
     threads = max(1, (hello.torch_threads or 1) if hello is not None else 1)
-    cpu_ms = model.main_cpu_percent / 100.0 * mean_ms(aligned.step_ms[row])
+    cpu_ms = model.main_cpu_percent / 100.0 * aligned.step_ms(row)
     if not model.workers:
         cpu_ms -= min(1.0, model.main_cpu_percent / 100.0) * model.wait_ms
     return _Bounds(min(own_ms, max(0.0, cpu_ms) / threads), own_ms)

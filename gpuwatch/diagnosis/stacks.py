@@ -97,7 +97,8 @@ class HangStacks:
         self._asked.clear()
         self._stacks.clear()
         there = [r for r in run.ranks if r.state not in {"gone", "ended"}]
-        there.sort(key=lambda r: (r.rank not in finding.ranks, r.rank))
+        named = frozenset(finding.ranks)
+        there.sort(key=lambda r: (r.rank not in named, r.rank))
         for rank in there[:MOST_RANKS]:
             try:
                 self._asked[self._ask("stack", run.run, rank.rank)] = rank.rank

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from gpuwatch.diagnosis.steps import Reader
 from gpuwatch.store.views import NodeView, RunView
 
 __all__ = [
@@ -126,11 +127,13 @@ class RunPicture:
     """What a rule sees: one run with its nodes, at one moment.
 
     Rules look at the same derived numbers, and at each other's outcomes; `once` makes each of
-    them one time a picture. What it makes must depend on the picture alone.
+    them one time a picture. What it makes must depend on the picture alone. `reader` may know the
+    windows from the picture before; outcomes do not depend on that.
     """
 
     run: RunView
     nodes: tuple[NodeView, ...] = field(default=())
+    reader: Reader = field(default_factory=Reader, compare=False, repr=False)
     _made: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, name: str, make: Callable[[], _T]) -> _T:
@@ -141,7 +144,7 @@ class RunPicture:
 
     def node(self, name: str) -> NodeView | None:
         """Return the node of that name, or None."""
-        return next((n for n in self.nodes if n.node == name), None)
+        return self.once("nodes", lambda: {n.node: n for n in reversed(self.nodes)}).get(name)
 
 
 Rule = Callable[[RunPicture], Outcome]

@@ -6,7 +6,8 @@ import pytest
 from builders import record
 
 from gpuwatch.diagnosis.aligned import Aligned
-from gpuwatch.diagnosis.periodic import _other_ms
+from gpuwatch.diagnosis.periodic import _other_ns
+from gpuwatch.diagnosis.steps import read_steps
 from gpuwatch.schema import StepRecord
 from gpuwatch.store.packed import Packed, records_codec
 
@@ -16,7 +17,7 @@ def aligned(*rows: tuple[StepRecord, ...], packed: bool) -> Aligned:
         Packed(tuple(records_codec.encode(step) for step in row), records_codec) if packed else row
         for row in rows
     ]
-    return Aligned((), tuple(range(len(rows[0]))), tuple(kept))
+    return Aligned((), range(len(rows[0])), tuple(kept), tuple(map(read_steps, kept)))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -27,9 +28,9 @@ def test_batches_and_pauses_of_each_rank(packed: bool) -> None:
         record(1, {"forward": 3.0, "other": 7.0}, batches=2, gc_ns=9_000_000),
     )
     found = aligned(one, other, packed=packed)
-    assert found.batches == [4.0, 1.5]
-    assert [list(row) for row in found.gc_ms] == [[0.0, 0.0], [5.0, 9.0]]
-    assert [list(row) for row in found.step_ms] == [[10.0, 10.0], [10.0, 10.0]]
+    assert [found.batches(row) for row in range(2)] == [4.0, 1.5]
+    assert [list(row.gc) for row in found.rows] == [[0, 0], [5_000_000, 9_000_000]]
+    assert [list(row.step) for row in found.rows] == [[10_000_000] * 2] * 2
     # A pause of the collector is no time outside loading, forward, backward and optimizer.
-    assert _other_ms(found) == [[7.0, 7.0], [2.0, 0.0]]
+    assert list(map(list, _other_ns(found))) == [[7_000_000, 7_000_000], [2_000_000, 0]]
     assert not found.comm_known
