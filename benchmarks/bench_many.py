@@ -3,14 +3,15 @@
     python benchmarks/bench_many.py                       # all three, about two minutes
     python benchmarks/bench_many.py --ranks 4000 --seconds 20
     python benchmarks/bench_many.py --ranks 4000 --profile   # where the CPU time goes
-    python benchmarks/bench_many.py --interval 1             # if nodes sent once a second
+    python benchmarks/bench_many.py --old                    # if the doors knew no wishes
 
 One process plays the doors of all node processes, eight ranks each. It sends what they send: ten
 node frames a second, each with the frames of its ranks, which hold a step a second and are
-heartbeats otherwise; and, when it is asked, the past of each rank. All ranks end their steps at the
-same moment, as in synchronous training. A second process is the monitor: links, session and store
-as `gpuwatch attach tcp://...` has them, without a screen. Every door has an address of its own in
-127.0.0.0/8, and every connection its own handshake.
+heartbeats otherwise; to a monitor that wishes so the frame that a door makes of ten of them (its
+own code makes one, whose numbers are then written anew); and, when it is asked, the past of each
+rank. All ranks end their steps at the same moment, as in synchronous training. A second process is
+the monitor: links, session and store as `gpuwatch attach tcp://...` has them, without a screen.
+Every door has an address of its own in 127.0.0.0/8, and every connection its own handshake.
 
 Figures are of the monitor, after all ranks are known: CPU of its whole process, the age of a frame
 when it is in the picture, frames that were lost, and what one view costs.
@@ -57,7 +58,9 @@ from gpuwatch.schema import (
 )
 from gpuwatch.wire.collect import load_key, make_key
 from gpuwatch.wire.collect.agent import INTERVAL_S
-from gpuwatch.wire.collect.pipe import MAGIC, preamble
+from gpuwatch.wire.collect.door import PULSE_S, PULSE_TTL_S
+from gpuwatch.wire.collect.gather import CALM_S, Gather, is_calm
+from gpuwatch.wire.collect.pipe import MAGIC, PreambleReader, preamble
 
 RANKS = (1_000, 4_000, 10_000)
 BUDGET_PERCENT = {1_000: 10.0, 4_000: 10.0, 10_000: 10.0}
@@ -68,6 +71,7 @@ RUN = "bench"
 PAST_STEPS = 60
 """Of each rank, when it is asked: a run of a minute. One of ten minutes has 600."""
 
+FRAMES_A_CALM_ONE = round(CALM_S / INTERVAL_S)
 TICK_S = 0.005
 ATTACH_TIMEOUT_S = 60.0
 _ONE_IN = 20  # of the frames whose age is looked at: looking costs the monitor as well
@@ -137,8 +141,8 @@ def past_records(last: int, steps: int, now_s: int) -> tuple[StepRecord, ...]:
 class Template:
     """The bytes of a frame with numbers that are written anew each time."""
 
-    def __init__(self, frame: NodeFrame, marks: dict[str, list[int]]) -> None:
-        self.data = bytearray(encode(frame))
+    def __init__(self, data: bytes, marks: dict[str, list[int]]) -> None:
+        self.data = bytearray(data)
         self._places: dict[str, list[int]] = {}
         for name, numbers in marks.items():
             places = [self.data.find(_wire(number)) for number in numbers]
@@ -166,34 +170,49 @@ class Node:
         self.identity = b""
         self.node_seq = self.seq = _SEQ
         self.told_step = _SEQ
-        self._idle, self._busy = self._template(False), self._template(True)
+        self.calm = False  # its monitor wishes for a frame a second
+        self._templates: dict[tuple[bool, bool], Template] = {}
 
     def _template(self, busy: bool) -> Template:
+        key = (self.calm, busy)
+        if key not in self._templates:
+            self._templates[key] = self._made(busy)
+        return self._templates[key]
+
+    def _made(self, busy: bool) -> Template:
         # Numbers that occur nowhere else, and as long as those that take their places.
         numbers = [_SEQ + 7 + at for at in range(len(self.ranks))]
         times = [1.7e9 + 0.123456 + at for at in range(len(self.ranks) + 1)]
         started_s, index = 1.6e9 + 0.654321, 2_000_000_011
-        frames = [
-            rank_frame(
-                rank,
-                numbers[at],
-                times[at + 1],
-                records=(record(index + at, started_s + at),) if busy else (),
-            )
-            for at, rank in enumerate(self.ranks)
-        ]
+        whole: list[bytes] = []
+        gather = Gather()
+        for before in reversed(range(FRAMES_A_CALM_ONE if self.calm else 1)):
+            # What came before the last one is replaced by it, but for a step in the middle.
+            told = busy and before == (FRAMES_A_CALM_ONE // 2 if self.calm else 0)
+            frames = [
+                rank_frame(
+                    rank,
+                    numbers[at] - before,
+                    times[at + 1] - before,
+                    records=(record(index + at, started_s + at),) if told else (),
+                )
+                for at, rank in enumerate(self.ranks)
+            ]
+            data = encode(node_frame(self, 3_000_000_019 - before, times[0] - before, frames))
+            whole = gather.add(data, -INTERVAL_S * before) if self.calm else [data]
+        (data,) = whole or gather.take(0.0)
         marks: dict[str, list[Any]] = {"node_seq": [3_000_000_019], "seq": numbers, "sent": times}
         if busy:
             marks["index"] = [index + at for at in range(len(self.ranks))]
             marks["started"] = [started_s + at for at in range(len(self.ranks))]
-        return Template(node_frame(self, 3_000_000_019, times[0], frames), marks)
+        return Template(data, marks)
 
     def frame(self, step: int, now_s: float) -> bytes:
         """The next frame; it holds the steps that have ended since the one before."""
-        self.node_seq += 1
-        self.seq += 1
+        self.node_seq += FRAMES_A_CALM_ONE if self.calm else 1
+        self.seq += FRAMES_A_CALM_ONE if self.calm else 1
         busy = step > self.told_step
-        template = self._busy if busy else self._idle
+        template = self._template(busy)
         template.write("node_seq", self.node_seq)
         template.write("seq", self.seq)
         template.write("sent", now_s)
@@ -254,7 +273,13 @@ def admit(context: "zmq.Context[zmq.Socket[bytes]]", public: bytes) -> None:
     threading.Thread(target=serve, daemon=True).start()
 
 
-def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> None:
+def wishes_calm(greeting: bytes) -> bool:
+    """What a monitor says behind its preamble."""
+    found = PreambleReader().feed(greeting)
+    return found is not None and bool(found[1]) and is_calm(decode_command(found[1]))
+
+
+def generate(ranks: int, key_file: str, past_steps: int, old: bool) -> None:
     """Be all of the doors, on one port; ends with its parent."""
     key = load_key(key_file)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -264,17 +289,23 @@ def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> N
     router.setsockopt(zmq.BACKLOG, 4096)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.sndhwm = 300
+    router.setsockopt(zmq.HEARTBEAT_IVL, int(PULSE_S * 1000))
+    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(PULSE_TTL_S * 1000))
     router.curve_server = True
     router.curve_secretkey = key.secret
     router.zap_domain = b"bench"
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     port = router.bind_to_random_port("tcp://*")
     nodes = [Node(at, ranks) for at in range(-(-ranks // RANKS_A_NODE))]
+    for node in nodes:
+        node.calm = not old
+        for busy in (False, True):
+            node._template(busy)  # takes its time
     print(port, flush=True)
     free = deque(nodes)
     attached: dict[bytes, Node] = {}
     asked: dict[Node, str] = {}  # who asks again while it waits is answered once
-    turns = max(1, round(interval_s / TICK_S))
+    turns = {False: round(INTERVAL_S / TICK_S), True: round(CALM_S / TICK_S)}
     parent, began_s = os.getppid(), time.time()
     refused = late = 0
     next_s = time.monotonic()
@@ -283,7 +314,7 @@ def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> N
         pause_s = next_s - time.monotonic()
         if pause_s > 0:
             time.sleep(pause_s)
-        elif pause_s < -interval_s:
+        elif pause_s < -INTERVAL_S:
             late += 1
             next_s = time.monotonic()
         if turn % 200 == 0 and os.getppid() != parent:
@@ -295,6 +326,7 @@ def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> N
                 if node is None and data.startswith(MAGIC) and free:
                     node = attached[who] = free.popleft()
                     node.identity = who
+                    node.calm = not old and wishes_calm(data)
                     router.send_multipart([who, preamble("bench")])
                 elif node is not None and not data.startswith(MAGIC):
                     asked[node] = decode_command(data).id
@@ -308,12 +340,16 @@ def generate(ranks: int, key_file: str, past_steps: int, interval_s: float) -> N
                 router.send_multipart([node.identity, answer], zmq.NOBLOCK)
         now_s = time.time()
         step = _SEQ + past_steps + int(now_s - began_s)
-        for node in nodes[turn % turns :: turns]:
-            if node.identity:
-                try:
-                    router.send_multipart([node.identity, node.frame(step, now_s)], zmq.NOBLOCK)
-                except zmq.ZMQError:
-                    refused += 1
+        for calm, every in turns.items():
+            for node in nodes[turn % every :: every]:
+                if node.identity and node.calm is calm:
+                    try:
+                        data = node.frame(step, now_s)
+                        router.send_multipart([node.identity, data], zmq.NOBLOCK)
+                    except zmq.Again:
+                        refused += 1
+                    except zmq.ZMQError:
+                        node.identity = b""  # its monitor has gone
         if turn % 100 == 0:
             with contextlib.suppress(OSError):
                 print(json.dumps({"refused": refused, "late": late}), flush=True)
@@ -394,7 +430,7 @@ def monitor(port: int, ranks: int, key_file: str, seconds: float, profile: bool)
     if profiler is not None:
         time.sleep(0.5)
         stats = pstats.Stats(profiler, stream=sys.stderr)
-        stats.sort_stats("tottime").print_stats(28)
+        stats.sort_stats("tottime").print_stats(45)
     print(json.dumps(found), flush=True)
 
 
@@ -420,7 +456,7 @@ def _profile_links(profiler: cProfile.Profile) -> None:
 
 
 def measure(
-    ranks: int, seconds: float, past_steps: int, interval_s: float, profile: bool
+    ranks: int, seconds: float, past_steps: int, old: bool, profile: bool
 ) -> dict[str, Any]:
     """Run doors and monitor as processes of their own and return the figures."""
     with tempfile.TemporaryDirectory(prefix="gpuwatch-bench-") as folder:
@@ -428,7 +464,7 @@ def measure(
         make_key(key_file)
         here = [sys.executable, __file__, "--key", key_file, "--ranks", str(ranks)]
         doors = subprocess.Popen(
-            [*here, "--part", "doors", "--past", str(past_steps), "--interval", str(interval_s)],
+            [*here, "--part", "doors", "--past", str(past_steps), *(["--old"] if old else [])],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -463,16 +499,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--past", type=int, default=PAST_STEPS, help="steps that a rank remembers")
-    parser.add_argument(
-        "--interval", type=float, default=INTERVAL_S, help="seconds between frames of a node"
-    )
+    parser.add_argument("--old", action="store_true", help="doors that know no wishes")
     parser.add_argument("--profile", action="store_true", help="say where the CPU time goes")
     parser.add_argument("--json", action="store_true")
     for hidden in ("--part", "--key", "--port"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "doors":
-        generate(options.ranks[0], options.key, options.past, options.interval)
+        generate(options.ranks[0], options.key, options.past, options.old)
         return
     if options.part == "monitor":
         monitor(int(options.port), options.ranks[0], options.key, options.seconds, options.profile)
@@ -480,7 +514,7 @@ def main() -> None:
     found = {}
     for ranks in options.ranks or RANKS:
         found[ranks] = row = measure(
-            ranks, options.seconds, options.past, options.interval, options.profile
+            ranks, options.seconds, options.past, options.old, options.profile
         )
         if not options.json:
             say(ranks, row)

@@ -69,6 +69,11 @@ _TCP = re.compile(
     rf"tcp://(?P<host>{_HOST}):(?P<port>\d{{1,5}})(?:[:/](?P<run>[^/\s]{{1,256}}))?/?"
 )
 
+MANY = 32
+"""To more targets than this a second is soon enough: at ten frames a second each, so many cost a
+monitor some 6 % of a core (`benchmarks/bench_many.py`), and a screen has no room for more nodes."""
+MANY_INTERVAL_S = 1.0
+
 _CONNECT_S = 20.0
 _ANSWER_S = 3.0
 _ASK_AGAIN_S = 1.0
@@ -251,10 +256,11 @@ class RemoteSession:
         self._names: dict[str, dict[Way, str]] = {}
         piped = [target for target in targets if isinstance(target, PipeTarget)]
         called = [target for target in targets if isinstance(target, TcpTarget)]
-        self._link = PipeLink(piped, __version__, self._on_frame, self._on_state)
+        interval_s = MANY_INTERVAL_S if len(targets) > MANY else 0.0
+        self._link = PipeLink(piped, __version__, self._on_frame, self._on_state, interval_s)
         self._tcp: TcpLink | None = None
         if called:
-            self._tcp = TcpLink(called, __version__, self._on_frame, self._on_state)
+            self._tcp = TcpLink(called, __version__, self._on_frame, self._on_state, interval_s)
         pipes = iter(self._link.pipes)
         calls = iter(self._tcp.ways if self._tcp is not None else ())
         self._ways: tuple[Way, ...] = tuple(

@@ -36,6 +36,7 @@ from gpuwatch.wire.collect import (
 )
 from gpuwatch.wire.collect import door as doors
 from gpuwatch.wire.collect.complaints import why_no_connection, why_no_handshake
+from gpuwatch.wire.collect.gather import CALM_S, wish
 from gpuwatch.wire.collect.listener import Address
 from gpuwatch.wire.collect.pipe import MAGIC, PIPE_VERSION, preamble
 from gpuwatch.wire.collect.scout import Found, addresses_of
@@ -247,12 +248,18 @@ def test_why_a_door_does_not_open(said: bytes, words: str, soon: bool) -> None:
 class Watcher:
     """A `TcpLink` to some ports, and all that came over it."""
 
-    def __init__(self, *ports: int, key: JobKey = KEY, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        *ports: int,
+        key: JobKey = KEY,
+        host: str = "127.0.0.1",
+        interval_s: float = 0.0,
+    ) -> None:
         self.frames: list[tuple[str, NodeFrame]] = []
         self.bytes = b""
         self.said: list[str] = []
         targets = [TcpTarget(f"{key.public[:4]!r}:{port}", host, port, key) for port in ports]
-        self.link = TcpLink(targets, "1", self._take, self._hear)
+        self.link = TcpLink(targets, "1", self._take, self._hear, interval_s)
         self.link.start()
 
     def _take(self, way: TcpWay, data: bytes, frame: NodeFrame, _received_s: float) -> None:
@@ -285,8 +292,10 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def watching(*ports: int, key: JobKey = KEY, host: str = "127.0.0.1") -> Iterator[Watcher]:
-    watcher = Watcher(*ports, key=key, host=host)
+def watching(
+    *ports: int, key: JobKey = KEY, host: str = "127.0.0.1", interval_s: float = 0.0
+) -> Iterator[Watcher]:
+    watcher = Watcher(*ports, key=key, host=host, interval_s=interval_s)
     try:
         yield watcher
     finally:
@@ -405,6 +414,109 @@ def peer(port: int, key: JobKey | None, kind: int = zmq.DEALER) -> "Iterator[zmq
         yield one
     finally:
         context.destroy(linger=0)
+
+
+# --- how often ---------------------------------------------------------------------------------
+
+
+def numbers(frames: list[NodeFrame]) -> list[int]:
+    """The numbers of node frames, those that are in others included."""
+    return [seq for f in frames for seq in range(f.seq - f.merged, f.seq + 1)]
+
+
+def rank_numbers(frames: list[NodeFrame], rank: int) -> tuple[list[int], list[int]]:
+    """The numbers of a rank's frames, and the indices of its steps, without the past."""
+    told = [decode_rank_frame(raw) for frame in frames for raw in frame.frames]
+    own = [f for f in told if f.rank == rank and not f.snapshot and not f.replies]
+    seqs = [seq for f in own for seq in range(f.seq - f.merged, f.seq + 1)]
+    return seqs, [r.index for f in own for r in f.records]
+
+
+def whole(found: list[int]) -> bool:
+    """Whether each number follows the one before it."""
+    return found == list(range(found[0], found[0] + len(found)))
+
+
+def test_who_asks_for_a_frame_a_second_gets_all_in_a_tenth_of_the_frames(
+    opened: tuple[Door, int, list[str]],
+) -> None:
+    door, port, _ = opened
+    with watching(port) as often, watching(port, interval_s=CALM_S) as calm:
+        support.wait_until(lambda: often.way.had_past and calm.way.had_past, 20, "the past")
+        at = len(often.frames), len(calm.frames)
+        began_s = time.monotonic()
+        support.wait_until(lambda: len(calm.frames) >= at[1] + 6, 30, "six frames")
+        took_s = time.monotonic() - began_s
+        every = [frame for _, frame in often.frames[at[0] :]]
+        few = [frame for _, frame in calm.frames[at[1] :]]
+        assert took_s > 3.5
+        assert len(every) > 4 * len(few)
+        assert {frame.merged for frame in every} == {0}
+        assert sum(frame.merged for frame in few) > 4 * len(few)
+        assert whole(numbers(few))
+        for rank in (0, 1):
+            seqs, steps = rank_numbers(few, rank)
+            assert whole(seqs)
+            assert whole(steps)
+            assert len(steps) > 25
+            frames = [f for frame in few for f in map(decode_rank_frame, frame.frames)]
+            assert sum(f.rank == rank and not f.snapshot for f in frames) == len(few)
+        # An answer waits for nothing, and comes with what was before it.
+        before = len(calm.frames)
+        calm.link.send(calm.way, Command(WIRE_VERSION, "c1", "stack", "fake", 1))
+        support.wait_until(lambda: "stack of rank 1" in calm.answers(), 10, "an answer")
+        assert whole(numbers([frame for _, frame in calm.frames[before - 1 :]]))
+        assert door.clients == 2
+
+
+def test_a_wish_that_changes_costs_no_frame_and_gives_none_twice(
+    opened: tuple[Door, int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, port, _ = opened
+    monkeypatch.setattr(tcplink, "ATTACH_S", 0.1)
+    with watching(port) as watcher:
+        support.wait_until(lambda: watcher.way.had_past, 20, "the past")
+        plain, wished = preamble("1"), preamble("1") + encode(wish(CALM_S))
+        for greeting in (wished, plain, wished, preamble("1") + encode(wish(0.1))):
+            watcher.way._greeting = greeting
+            watcher.more()
+        time.sleep(0.3)
+        before = len(watcher.frames)
+        watcher.more()
+        assert {frame.merged for _, frame in watcher.frames[before:]} == {0}
+        frames = [frame for _, frame in watcher.frames]
+        assert max(frame.merged for frame in frames) > 3
+        assert whole(numbers(frames))
+        assert all(whole(rank_numbers(frames, rank)[1]) for rank in (0, 1))
+
+
+def test_a_door_that_knows_no_wishes_goes_on_as_before(
+    opened: tuple[Door, int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It reads no further than the preamble, and nothing of one that it knows.
+    monkeypatch.setattr(Door, "_heed", lambda *_: None)
+    door, port, said = opened
+    with watching(port, interval_s=CALM_S) as watcher:
+        support.wait_until(lambda: watcher.way.had_past, 20, "the past")
+        watcher.more()
+        began_s, before = time.monotonic(), len(watcher.frames)
+        support.wait_until(lambda: len(watcher.frames) > before + 20, 20, "frames")
+        assert time.monotonic() - began_s < 10
+        assert {frame.merged for _, frame in watcher.frames} == {0}
+        assert whole(numbers([frame for _, frame in watcher.frames]))
+        assert door.clients == 1
+    assert not any("refused" in line for line in said)
+
+
+def test_a_wish_that_is_none_is_said_and_changes_nothing(
+    opened: tuple[Door, int, list[str]],
+) -> None:
+    door, port, said = opened
+    with peer(port, KEY) as one:
+        one.send(preamble("1") + b"\xff\xff")
+        support.wait_until(lambda: door.clients == 1, 10, "a client")
+        support.wait_until(lambda: one.poll(10) > 0, 10, "a frame")
+    assert any("a wish of 127.0.0.1 was refused" in line for line in said)
 
 
 # --- who gets in -------------------------------------------------------------------------------
@@ -695,9 +807,9 @@ def test_a_door_that_grows_too_large_lets_everybody_go_and_they_come_back(
     door, port, said = opened
     with watching(port) as watcher:
         support.wait_until(lambda: watcher.way.had_past, 20, "the past")
-        true = doors._resident_bytes
+        true = doors.resident_bytes
         grown = iter([true() + doors.GROWTH_BYTES * 3])
-        monkeypatch.setattr(doors, "_resident_bytes", lambda: next(grown, true()))
+        monkeypatch.setattr(doors, "resident_bytes", lambda: next(grown, true()))
         support.wait_until(lambda: watcher.way.attached == 2, 20, "back again")
         support.wait_until(lambda: watcher.way.had_past, 10, "the past again")
         assert any("everybody is let go" in line for line in said)
@@ -794,8 +906,9 @@ def false_door(behave: "Callable[[zmq.Socket[bytes], bytes], None]") -> Iterator
         thread.join(10)
 
 
+@pytest.mark.parametrize("interval_s", [0.0, CALM_S], ids=["of few", "of many"])
 def test_a_door_that_means_ill_costs_bounded_memory_and_rate(
-    monkeypatch: pytest.MonkeyPatch,
+    interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcplink, "BURST_BYTES", 2**21)
     monkeypatch.setattr(tcplink, "RATE_BYTES", 2**18)
@@ -831,7 +944,7 @@ def test_a_door_that_means_ill_costs_bounded_memory_and_rate(
     with contextlib.ExitStack() as stack:
         ports = {name: stack.enter_context(false_door(kind)) for name, kind in kinds.items()}
         monkeypatch.setattr(tcplink, "QUIET_S", 2.0)
-        watcher = stack.enter_context(watching(*ports.values()))
+        watcher = stack.enter_context(watching(*ports.values(), interval_s=interval_s))
         ways = dict(zip(ports, watcher.link.ways, strict=True))
         told = ("junk", "endless", "mute")
         support.wait_until(

@@ -4,9 +4,10 @@ It is a process of its own beside the node process, which never listens. One thr
 socket, the authenticator's too: if that thread ends, nobody answers for a key any more, and
 libzmq refuses everyone (`ZAP_ENFORCE_DOMAIN`; without it a missing authenticator lets all in).
 
-Inside the encryption a monitor and the door say what a pipe carries: each second the monitor its
-preamble, which means that it is there; the door its own once, then frames of the node process and,
-where there are none, words of the incarnation `PIPE`.
+Inside the encryption a monitor and the door say what a pipe carries: every few seconds the monitor
+its preamble, which means that it is there, and behind it how often it wishes to hear; the door its
+own once, then frames of the node process and, where there are none, words of the incarnation
+`PIPE`.
 
 A peer without the key gets no further than the handshake. One with the key is still bounded: in
 commands a second, in bytes a connection, in connections, and in what the process may grow by.
@@ -29,6 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from gpuwatch.errors import FrameError
 from gpuwatch.frames import MAX_FRAME_BYTES, decode_command, encode
 from gpuwatch.schema import WIRE_VERSION, NodeFrame
+from gpuwatch.wire.collect.gather import Gather, is_calm
 from gpuwatch.wire.collect.keys import JobKey
 from gpuwatch.wire.collect.link import NodeLink
 from gpuwatch.wire.collect.pipe import (
@@ -39,7 +41,7 @@ from gpuwatch.wire.collect.pipe import (
     PreambleReader,
     preamble,
 )
-from gpuwatch.wire.collect.tcpinfo import cut, received_bytes
+from gpuwatch.wire.collect.tcpinfo import cut, received_bytes, resident_bytes
 from gpuwatch.wire.collect.wake import Wake
 
 __all__ = ["VERBS", "Door"]
@@ -50,7 +52,7 @@ VERBS = frozenset({"snapshot", "stack", "memory", "profile", "fetch", "set"})
 CLIENTS = 32
 CONNECTIONS = 256
 CLIENT_TTL_S = 10.0
-"""A client says that it is there each second."""
+"""A client says that it is there each second, or each fourth."""
 HANDSHAKE_S = 5.0
 AFTER_END_S = 0.5
 """So long does the door stay when the command that it stands beside has ended: its last words."""
@@ -62,8 +64,10 @@ INBOUND_RATE = 16384
 _MESSAGE_BYTES = 65536
 _CLIENT_FRAMES = 300  # half a minute
 _WAITING_FRAMES = 300
-_PULSE_S = 3.0
-_PULSE_TTL_S = 12.0
+PULSE_S = 8.0
+PULSE_TTL_S = 20.0
+"""After this the connection of a machine that has vanished is closed. A monitor answers each pulse:
+with a thousand doors more of them cost it as much as their frames."""
 _COMMANDS = 40.0
 _COMMANDS_A_S = 20.0
 _TURN = 256
@@ -81,6 +85,8 @@ class _Client:
     def __init__(self, now_s: float, address: str) -> None:
         self.seen_s = now_s
         self.address = address
+        self.calm = False  # gets about a frame a second
+        self.greeting = b""
         self.dropped = 0
         self._commands = _COMMANDS
         self._filled_s = now_s
@@ -131,6 +137,7 @@ class Door:
         self._clients: dict[bytes, _Client] = {}
         self._connections: dict[int, float] = {}
         self._frames: deque[bytes] = deque(maxlen=_WAITING_FRAMES)
+        self._gather = Gather()
         self._trouble = ""
         self._told = ""
         self._words = 0
@@ -139,7 +146,7 @@ class Door:
         self._wake = Wake()
         self._link = NodeLink(directory, agent_argv, self._on_frame, self._on_state)
         self._open()
-        self._first_bytes = _resident_bytes()
+        self._first_bytes = resident_bytes()
 
     @property
     def clients(self) -> int:
@@ -164,8 +171,8 @@ class Door:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES)
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
-        router.setsockopt(zmq.HEARTBEAT_IVL, int(_PULSE_S * 1000))
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(_PULSE_TTL_S * 1000))
+        router.setsockopt(zmq.HEARTBEAT_IVL, int(PULSE_S * 1000))
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(PULSE_TTL_S * 1000))
         router.rcvhwm = _TURN
         router.sndhwm = _CLIENT_FRAMES
         router.curve_server = True
@@ -257,13 +264,13 @@ class Door:
             elif count > INBOUND_BYTES + INBOUND_RATE * (now_s - since_s):
                 self._complain(f"a connection has sent {count / 2**20:.0f} MB and is cut")
                 self._cut(descriptor)
-        if _resident_bytes() - self._first_bytes > GROWTH_BYTES:
+        if resident_bytes() - self._first_bytes > GROWTH_BYTES:
             # Whatever it is made of, it goes with the sockets.
             self._complain("so much waits here that everybody is let go; they come back")
             self._close(linger_ms=0)
             _give_back()
             self._open()
-            self._first_bytes = max(self._first_bytes, _resident_bytes() - GROWTH_BYTES // 2)
+            self._first_bytes = max(self._first_bytes, resident_bytes() - GROWTH_BYTES // 2)
 
     # --- who comes -----------------------------------------------------------------------------
 
@@ -345,6 +352,8 @@ class Door:
         known = self._clients.get(who)
         if known is not None:
             known.seen_s = now_s
+            if data != known.greeting:
+                self._heed(known, data)
             return
         try:
             found = PreambleReader().feed(data)
@@ -365,8 +374,24 @@ class Door:
             self._complain(f"{address} is one monitor too many")
             return
         self._clients[who] = _Client(now_s, address)
+        self._heed(self._clients[who], data)
         self._say(f"{address} is attached; {len(self._clients)} watch")
         self._send(who, self._word(self._trouble))
+
+    def _heed(self, client: _Client, data: bytes) -> None:
+        """Take the wish behind the preamble: how often this client is to be sent a frame."""
+        client.greeting = data
+        calm = False
+        try:
+            found = PreambleReader().feed(data)
+            if found is not None and found[1]:
+                calm = is_calm(decode_command(found[1]))
+        except FrameError as exc:
+            self._complain(f"a wish of {client.address} was refused: {exc}")
+        if calm is not client.calm:
+            # What has been gathered is for those who have been calm: nobody gets a frame twice.
+            self._give(self._gather.take(time.monotonic()))
+            client.calm = calm
 
     def _obey(self, who: bytes, data: bytes) -> None:
         client = self._clients.get(who)
@@ -389,10 +414,24 @@ class Door:
     def _relay(self) -> None:
         while self._frames:
             data = self._frames.popleft()
-            self._spoke_s = time.monotonic()
+            now_s = self._spoke_s = time.monotonic()
             self._told = ""
-            if len(data) <= MAX_FRAME_BYTES:
-                for who in list(self._clients):
+            if len(data) > MAX_FRAME_BYTES:
+                continue
+            if any(client.calm for client in self._clients.values()):
+                self._give(self._gather.add(data, now_s))
+            for who, client in list(self._clients.items()):
+                if not client.calm:
+                    self._send(who, data)
+        overdue_s = self._gather.overdue_s
+        if overdue_s is not None and time.monotonic() >= overdue_s:
+            self._give(self._gather.take(time.monotonic()))
+
+    def _give(self, frames: list[bytes]) -> None:
+        """Send what was gathered to those who have asked for fewer frames."""
+        for data in frames:
+            for who, client in list(self._clients.items()):
+                if client.calm:
                     self._send(who, data)
 
     def _speak(self, now_s: float) -> None:
@@ -402,6 +441,7 @@ class Door:
             return
         self._told = trouble
         self._spoke_s = now_s
+        self._give(self._gather.take(now_s))
         word = self._word(trouble)
         for who in list(self._clients):
             self._send(who, word)
@@ -441,15 +481,6 @@ def _address(part: zmq.Frame) -> str:
         return str(part.get("Peer-Address"))
     except (zmq.ZMQError, ValueError):
         return "somebody"
-
-
-def _resident_bytes() -> int:
-    """Return how much memory this process holds; 0 where it is not known."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _give_back() -> None:

@@ -1,7 +1,8 @@
 """What a pipe between a monitor and a node carries, and the far side of it.
 
 Towards the monitor: a preamble, then the frames of a node process, each behind its length, as in a
-recording. Away from it: commands, each behind its length. The preamble lets a reader skip what a
+recording. Away from it: commands, each behind its length; `attach` among them says how often the
+monitor wishes to hear. The preamble lets a reader skip what a
 login prints before it, and tells versions that do not fit before anything is decoded.
 
 Frames of the incarnation `PIPE` come from the pipe's far end itself: they hold no rank. They say
@@ -25,6 +26,7 @@ from types import FrameType
 from gpuwatch.errors import FrameError, GpuwatchError
 from gpuwatch.frames import FrameStream, decode_command, encode, packed
 from gpuwatch.schema import WIRE_VERSION, NodeFrame
+from gpuwatch.wire.collect.gather import CALM_S, Gather, is_calm
 from gpuwatch.wire.collect.link import NodeLink
 from gpuwatch.wire.collect.wake import Wake
 
@@ -175,6 +177,9 @@ class Stdio:
         self._sink = sink
         self._parent = os.getppid()
         self._outbox = _Outbox()
+        self._gathering = threading.Lock()  # of what follows: the link's thread fills it
+        self._gather = Gather()
+        self._calm = False  # the reader has asked for about a frame a second
         self._unsent = memoryview(preamble(package))
         self._commands = FrameStream()
         self._node = socket.gethostname()[:256]
@@ -194,9 +199,16 @@ class Stdio:
 
     # --- in the thread of the link -------------------------------------------------------------
 
-    def _on_frame(self, data: bytes, _received_s: float) -> None:
-        self._outbox.put(packed(data))
-        self._wake.set()
+    def _on_frame(self, data: bytes, received_s: float) -> None:
+        with self._gathering:
+            frames = self._gather.add(data, received_s) if self._calm else [data]
+            self._give(frames)
+        if frames:
+            self._wake.set()
+
+    def _give(self, frames: list[bytes]) -> None:
+        for data in frames:
+            self._outbox.put(packed(data))
 
     def _on_state(self, link: str, message: str) -> None:
         self._trouble = message if link == "lost" else ""
@@ -239,13 +251,14 @@ class Stdio:
             shared = self._source == self._sink
             waiting = select.POLLOUT if self._unsent or len(self._outbox) else 0
             poll.register(self._sink, waiting | (select.POLLIN if shared else 0))
-            ready = dict(poll.poll(_LOOK_MS))
+            ready = dict(poll.poll(self._patience_ms()))
             if ready.get(self._wake.fd):
                 self._wake.clear()
             if ready.get(self._source, 0) & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self._read()
             if ready.get(self._sink, 0) & (select.POLLERR | select.POLLNVAL):
                 self._ending = self._ending or "nobody reads"
+            self._gathered()
             self._speak()
             self._write()
             if os.getppid() != self._parent:
@@ -272,12 +285,37 @@ class Stdio:
 
     def _obey(self, frame: bytes) -> None:
         try:
-            self._link.send(decode_command(frame))
+            command = decode_command(frame)
+            if command.verb == "attach":
+                self._heed(is_calm(command))
+            else:
+                self._link.send(command)
         except FrameError as exc:
             self._complaints += 1
             if self._complaints <= _COMPLAINTS:
                 with contextlib.suppress(OSError):
                     os.write(2, f"gpuwatch: a command was refused: {exc}\n".encode())
+
+    def _heed(self, calm: bool) -> None:
+        """Send fewer frames from now on, or all of them."""
+        with self._gathering:
+            self._give(self._gather.take(time.monotonic()))
+            self._calm = calm
+
+    def _patience_ms(self) -> int:
+        """Return how long nothing is to be done, unless something happens."""
+        overdue_s = self._gather.overdue_s
+        if overdue_s is None:
+            return _LOOK_MS
+        return max(0, min(_LOOK_MS, int((overdue_s - time.monotonic()) * 1000) + 1))
+
+    def _gathered(self) -> None:
+        """Send what has waited for a frame that does not come."""
+        with self._gathering:
+            now_s = time.monotonic()
+            overdue_s = self._gather.overdue_s
+            if overdue_s is not None and now_s >= overdue_s:
+                self._give(self._gather.take(now_s))
 
     def _speak(self) -> None:
         """Say what is wrong between here and the node process, or that the way is open."""
@@ -285,9 +323,12 @@ class Stdio:
         trouble = self._trouble.encode("utf-8", "replace").decode()[:1024]
         if self._unsent or len(self._outbox):
             return
-        if trouble == self._told and now_s - self._written_s < KEEPALIVE_S:
+        quiet_s = KEEPALIVE_S + (CALM_S if self._calm else 0.0)
+        if trouble == self._told and now_s - self._written_s < quiet_s:
             return
         self._told = trouble
+        with self._gathering:
+            self._give(self._gather.take(now_s))
         self._words += 1
         word = NodeFrame(
             version=WIRE_VERSION,

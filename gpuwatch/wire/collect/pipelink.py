@@ -22,6 +22,7 @@ from gpuwatch.errors import FrameError, WireVersionError
 from gpuwatch.frames import FrameStream, encode, packed, printable
 from gpuwatch.schema import Command
 from gpuwatch.wire.collect.complaints import Complaint, PipeTarget, why_ended, why_other_version
+from gpuwatch.wire.collect.gather import wish
 from gpuwatch.wire.collect.pipe import PreambleReader
 from gpuwatch.wire.collect.wake import Wake
 from gpuwatch.wire.collect.way import (
@@ -75,10 +76,12 @@ class Pipe(Way):
         on_frame: OnFrame,
         on_state: OnState,
         start_s: float,
+        interval_s: float = 0.0,
         rng: random.Random | None = None,
     ) -> None:
         super().__init__(on_frame, on_state)
         self.target = target
+        self._interval_s = interval_s
         self._package = package
         self._selector = selector
         self._backoff = Backoff(rng)
@@ -279,6 +282,8 @@ class Pipe(Way):
             if other is not None:
                 self._fail(other)
                 return
+            if self._interval_s:
+                self.send(wish(self._interval_s))
         received_s = time.monotonic()
         process = self._process
         for frame in self._stream.feed(data):
@@ -341,6 +346,7 @@ class PipeLink(threading.Thread):
         on_frame: called in this thread with a pipe, the bytes of each node frame, the frame, and
             the monotonic time of its arrival in seconds.
         on_state: called in this thread when the state or the trouble of a pipe has changed.
+        interval_s: how often the nodes are asked to send a frame, 0 for every frame as it comes.
     """
 
     def __init__(
@@ -349,6 +355,7 @@ class PipeLink(threading.Thread):
         package: str,
         on_frame: OnFrame,
         on_state: OnState,
+        interval_s: float = 0.0,
     ) -> None:
         super().__init__(name="gpuwatch-pipes", daemon=True)
         self._selector = selectors.DefaultSelector()
@@ -359,7 +366,15 @@ class PipeLink(threading.Thread):
         now_s = time.monotonic()
         # One after the other: an sshd, or a jump host that all share, takes few logins at a time.
         self.pipes = tuple(
-            Pipe(target, package, self._selector, on_frame, on_state, now_s + at * _STAGGER_S)
+            Pipe(
+                target,
+                package,
+                self._selector,
+                on_frame,
+                on_state,
+                now_s + at * _STAGGER_S,
+                interval_s,
+            )
             for at, target in enumerate(targets)
         )
 

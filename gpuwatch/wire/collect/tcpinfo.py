@@ -7,10 +7,11 @@ is held against what has come out.
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 
-__all__ = ["Unread", "cut", "received_bytes"]
+__all__ = ["Unread", "cut", "received_bytes", "resident_bytes"]
 
 # tcp_info of linux/tcp.h: tcpi_bytes_received, since Linux 4.1.
 _RECEIVED = struct.Struct("=Q")
@@ -66,6 +67,15 @@ def received_bytes(descriptor: int) -> int | None:
         return None
     (count,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
     return int(count)
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process holds; 0 where it is not known."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def cut(descriptor: int, port: int) -> None:

@@ -5,12 +5,17 @@ of an old connection can mix with a new one. What is live is judged by the age o
 by the state of the connection, which says nothing when a machine or a network has vanished.
 
 A door is not trusted with more than a pipe: what it sends is bounded in rate and in memory.
+
+With a thousand doors it is the calls a second that cost: what waits is told by one epoll over
+libzmq's descriptors, a connection that is well is looked at every two seconds, and the doors are
+asked for a frame a second (see `gather`).
 """
 
 import contextlib
 import errno
 import ipaddress
 import random
+import select
 import threading
 import time
 import uuid
@@ -31,9 +36,10 @@ from gpuwatch.wire.collect.complaints import (
     why_no_handshake,
     why_other_version,
 )
+from gpuwatch.wire.collect.gather import wish
 from gpuwatch.wire.collect.pipe import PreambleReader, preamble
 from gpuwatch.wire.collect.scout import Found, Scout, addresses_of, greeting_of
-from gpuwatch.wire.collect.tcpinfo import Unread, received_bytes
+from gpuwatch.wire.collect.tcpinfo import Unread, received_bytes, resident_bytes
 from gpuwatch.wire.collect.wake import Wake
 from gpuwatch.wire.collect.way import (
     BURST_BYTES,
@@ -44,6 +50,7 @@ from gpuwatch.wire.collect.way import (
     Backoff,
     OnFrame,
     OnState,
+    Turns,
     Way,
 )
 
@@ -54,7 +61,8 @@ HANDSHAKE_S = 5.0
 ANSWER_S = 15.0
 """From the start of a try to the door's first word."""
 ATTACH_S = 1.0
-_ASK_AGAIN_S = 5.0
+ATTACH_CALM_S = 4.0
+"""To who is asked for fewer frames: a door forgets who says nothing for ten seconds."""
 _LOOK_S = 10.0
 """So long may it take to find out why a connection has failed, a hung resolver included."""
 _AHEAD_BYTES = 2 * MAX_FRAME_BYTES
@@ -62,13 +70,22 @@ _AHEAD_BYTES = 2 * MAX_FRAME_BYTES
 _MOVED_BYTES = 8192
 """Fewer bytes are the pulse of a connection, not a large frame on its way over a slow one."""
 _QUEUE_FRAMES = 64
+_QUEUE_CALM_FRAMES = 16
+_BUFFER_CALM_BYTES = 256 * 1024
+"""Of a thousand connections to a monitor that is behind: the kernel would keep 6 MB for each."""
 _COMMANDS = 64
+_ASKED_IDS = 16
 _FRAMES_A_TURN = 64
 _STAGGER_S = 0.002
-_POLL_MS = 100
+_POLL_S = 0.1
 _TICK_S = 0.2
+_LOOK_CALM_S = 2.0
+_GROWTH_BYTES = 32 * 2**20
 _DRAIN_S = 0.02
 _SOCKETS = 65535
+
+_READABLE = int(zmq.POLLIN)
+_NOBLOCK = int(zmq.NOBLOCK)
 
 _EVENTS = (
     zmq.EVENT_CONNECTED
@@ -77,6 +94,78 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+class _Watch:
+    """Tells which sockets have news, at a cost that does not grow with those that have none.
+
+    The descriptor of a socket says that something has changed, not that there is something to
+    read: a socket is read until nothing is left. Sending takes notice of changes too, and then the
+    descriptor says nothing: see `again`.
+    """
+
+    def __init__(self, wake: int) -> None:
+        self._epoll = select.epoll()
+        self._epoll.register(wake, select.EPOLLIN)
+        self._readers: dict[int, tuple[zmq.Socket[bytes], Callable[[], bool]]] = {}
+        self._again: set[int] = set()
+        self._wake = wake
+
+    def add(self, one: "zmq.Socket[bytes]", read: Callable[[], bool]) -> int:
+        """Call `read` on news, first of all now; it takes one message, or returns False.
+
+        Returns the descriptor, by which it is removed.
+        """
+        descriptor = int(one.getsockopt(zmq.FD))
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._readers[descriptor] = (one, read)
+        self._again.add(descriptor)
+        return descriptor
+
+    def remove(self, descriptor: int) -> None:
+        """Forget a socket, before it is closed."""
+        if self._readers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def again(self, descriptor: int) -> None:
+        """Look at a socket whatever its descriptor says."""
+        self._again.add(descriptor)
+
+    def turn(self) -> bool:
+        """Wait for news and have it read; returns whether someone has woken this thread."""
+        again, self._again = self._again, set()
+        found = self._epoll.poll(0 if again else _POLL_S)
+        if any(descriptor != self._wake for descriptor, _ in found):
+            time.sleep(_DRAIN_S)  # a burst gathers: a wake-up costs more than a frame
+            found = self._epoll.poll(0)
+        again.update([descriptor for descriptor, _ in found])
+        woken = self._wake in again
+        for _ in range(_FRAMES_A_TURN):
+            left = self._read(again)
+            if not left:
+                return woken
+            # To ask about all of them at once costs a third of asking each.
+            polled = {one for one, _ in zmq.zmq_poll([(one, _READABLE) for one in left], 0)}
+            again = {descriptor for one, descriptor in left.items() if one in polled}
+        self._again |= again
+        return woken
+
+    def _read(self, descriptors: set[int]) -> "dict[zmq.Socket[bytes], int]":
+        """Have a message read of each; returns the sockets that had one, and are still there."""
+        had = []
+        for descriptor in descriptors:
+            found = self._readers.get(descriptor)
+            if found is not None and found[1]():
+                had.append((descriptor, found))
+        return {
+            found[0]: descriptor
+            for descriptor, found in had
+            if self._readers.get(descriptor) is found
+        }
+
+    def close(self) -> None:
+        """Close what it watches by."""
+        self._epoll.close()
 
 
 class TcpWay(Way):
@@ -89,23 +178,31 @@ class TcpWay(Way):
         target: TcpTarget,
         package: str,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        poller: zmq.Poller,
+        watch: _Watch,
+        turns: Turns["TcpWay"],
         ask: Callable[[tuple["TcpWay", int], Callable[[], Found]], None],
         on_frame: OnFrame,
         on_state: OnState,
         start_s: float,
+        interval_s: float = 0.0,
         rng: random.Random | None = None,
     ) -> None:
         super().__init__(on_frame, on_state)
         self.target = target
+        self.look_s = start_s  # when it is to be looked at next
         self._package = package
+        self._greeting = preamble(package) + (encode(wish(interval_s)) if interval_s else b"")
+        self._calm = interval_s > 0
         self._context = context
-        self._poller = poller
+        self._watch = watch
+        self._turns = turns
         self._ask = ask
         self._backoff = Backoff(rng)
         self._start_s = start_s
         self._socket: zmq.Socket[bytes] | None = None
+        self._socket_fd = -1
         self._monitor: zmq.Socket[bytes] | None = None
+        self._monitor_fd = -1
         self._address = ""
         self._addresses: list[str] = []  # not tried yet, of the name
         self._good_address = ""  # the last one that was a door
@@ -123,8 +220,8 @@ class TcpWay(Way):
         self._opened = False  # the handshake is done
         self._greeted = False
         self._attach_s = 0.0
-        self._asked_s = 0.0
-        self._asked_id = ""
+        self._asked_ids: deque[str] = deque(maxlen=_ASKED_IDS)
+        self._whole = False  # a whole frame has come since the last look
         self._unread = Unread(now_s)
         self._tokens = float(BURST_BYTES)
         self._filled_s = now_s
@@ -132,8 +229,12 @@ class TcpWay(Way):
 
     # --- the connection ------------------------------------------------------------------------
 
-    def tick(self, now_s: float) -> None:
-        """Start, serve and judge the connection as the time demands."""
+    def tick(self, now_s: float, *, grown: bool = True) -> None:
+        """Start, serve and judge the connection as the time demands.
+
+        `grown` says that this process holds much more memory than at the last look.
+        """
+        self.look_s = now_s
         if self._waiting is not None:
             if now_s - self._began_s > _LOOK_S:
                 self.answer(self._question, Found(number=errno.ETIMEDOUT))
@@ -151,7 +252,11 @@ class TcpWay(Way):
         if not self._opened:
             return
         self._refill(now_s)
-        received = None if self._descriptor is None else received_bytes(self._descriptor)
+        # What has no end comes after all that is whole: a connection that gives frames is well.
+        whole, self._whole = self._whole, False
+        received = None
+        if self._descriptor is not None and (grown or not (whole and self._calm)):
+            received = received_bytes(self._descriptor)
         if received is not None:
             if self._unread.count(received, now_s) > _AHEAD_BYTES:
                 self._fail(Complaint("it sends a frame without an end and was let go", False))
@@ -163,13 +268,16 @@ class TcpWay(Way):
             return
         if self.state == "live" and self._live_s and now_s - self._live_s > SETTLED_S:
             self._backoff.reset()
-        if now_s - self._attach_s >= ATTACH_S:
+        if now_s - self._attach_s >= (ATTACH_CALM_S if self._calm else ATTACH_S):
             self._attach_s = now_s
-            self._send(preamble(self._package))
-        if self._greeted and not self.had_past and now_s - self._asked_s > _ASK_AGAIN_S:
-            self._asked_s = now_s
-            self._asked_id = uuid.uuid4().hex
-            self._send(encode(Command(WIRE_VERSION, self._asked_id, "snapshot")))
+            self._send(self._greeting)
+        if self._calm and self._greeted and self._reading:
+            self.look_s = now_s + _LOOK_CALM_S
+
+    def ask(self) -> None:
+        """Ask for all that the node knows: it is this one's turn."""
+        self._asked_ids.append(uuid.uuid4().hex)
+        self._send(encode(Command(WIRE_VERSION, self._asked_ids[-1], "snapshot")))
 
     def _find(self, now_s: float) -> None:
         """Begin a try: a name is looked up first, each time anew."""
@@ -219,26 +327,28 @@ class TcpWay(Way):
             one.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
             one.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
             one.setsockopt(zmq.IPV6, int(":" in address))
-            one.rcvhwm = _QUEUE_FRAMES
+            one.rcvhwm = _QUEUE_CALM_FRAMES if self._calm else _QUEUE_FRAMES
+            if self._calm:
+                one.setsockopt(zmq.RCVBUF, _BUFFER_CALM_BYTES)
             one.sndhwm = _COMMANDS
             one.curve_serverkey = key.public
             one.curve_publickey = key.public
             one.curve_secretkey = key.secret
             self._monitor = one.get_monitor_socket(_EVENTS)
             self._monitor.linger = 0
-            self._poller.register(self._monitor, zmq.POLLIN)
+            self._monitor_fd = self._watch.add(self._monitor, self._happened)
             where = f"[{address}]" if ":" in address else address
             one.connect(f"tcp://{where}:{self.target.port}")
         except zmq.ZMQError as exc:
             self._fail(Complaint(f"no connection can be made: {exc.strerror}"))
 
-    def happened(self) -> None:
-        """Read what libzmq tells of the connection."""
+    def _happened(self) -> bool:
+        """Read all that libzmq tells of the connection; returns False: nothing is left."""
         while self._monitor is not None:
             try:
                 parts = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:
-                return
+                return False
             told = parse_monitor_message(parts)
             event, value = told["event"], told["value"]
             now_s = time.monotonic()
@@ -252,11 +362,13 @@ class TcpWay(Way):
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._fail(Complaint(f"the key is refused on {self.target.host}", False))
             elif self._opened:
-                self._read()  # what came before the end
+                while self._read():  # what came before the end
+                    pass
                 if self._socket is not None:
                     self._fail(Complaint("the connection was closed there, or lost on the way"))
             else:
                 self._look(now_s)
+        return False
 
     def _look(self, now_s: float) -> None:
         """Find out why it has failed, then say so."""
@@ -284,12 +396,13 @@ class TcpWay(Way):
 
     def end(self) -> None:
         """Let go of the connection and of all that waits in it."""
+        self._turns.done(self)
         self._pause()
         one, self._socket = self._socket, None
         monitor, self._monitor = self._monitor, None
         self._opened = False
         if monitor is not None and one is not None:
-            self._poller.unregister(monitor)
+            self._watch.remove(self._monitor_fd)
             one.disable_monitor()
             monitor.close(linger=0)
         if one is not None:
@@ -301,50 +414,47 @@ class TcpWay(Way):
         self._tokens = min(BURST_BYTES, self._tokens + RATE_BYTES * (now_s - self._filled_s))
         self._filled_s = now_s
         if not self._reading and self._tokens > 0 and self._socket is not None:
-            self._poller.register(self._socket, zmq.POLLIN)
+            self._socket_fd = self._watch.add(self._socket, self._read)
             self._reading = True
             self._moved_s = now_s
 
     def _pause(self) -> None:
         """Too much at once: it waits in its queue, then at the other side."""
         if self._reading and self._socket is not None:
-            self._poller.unregister(self._socket)
+            self._watch.remove(self._socket_fd)
         self._reading = False
 
-    def _read(self) -> None:
-        for _ in range(_FRAMES_A_TURN):
-            one = self._socket
-            if one is None or not self._reading:
-                return
-            try:
-                data = one.recv(zmq.NOBLOCK)
-                parts, size = 1, len(data)
-                while one.getsockopt(zmq.RCVMORE):
-                    parts, size = parts + 1, size + len(one.recv(zmq.NOBLOCK))
-            except zmq.ZMQError:
-                return
-            self._unread.take(parts, size)
-            self._tokens -= max(size, FRAME_BYTES)
-            self._moved_s = received_s = time.monotonic()
-            try:
-                if parts > 1:
-                    self._take_bad(FrameError(f"a frame in {parts} parts"))
-                elif self._greeted:
-                    self._take_frame(data, received_s)
-                else:
-                    self._greet(data)
-            except FrameError as exc:
-                soon = not isinstance(exc, WireVersionError)
-                self._fail(Complaint(f"its connection was let go: {printable(str(exc))}", soon))
-            if self._socket is one and self._tokens <= 0:
-                self._pause()
-
-    def ready(self, which: object) -> None:
-        """Read what is ready: what has happened to the connection, or frames."""
-        if which is self._monitor:
-            self.happened()
-        elif which is self._socket:
-            self._read()
+    def _read(self) -> bool:
+        """Read a frame; returns whether there was one, and there may be more."""
+        one = self._socket
+        if one is None or not self._reading:
+            return False
+        try:
+            part = one.recv(_NOBLOCK, copy=False)
+            data = part.bytes
+            parts, size = 1, len(data)
+            while part.more:
+                part = one.recv(_NOBLOCK, copy=False)
+                parts, size = parts + 1, size + len(part)
+        except zmq.ZMQError:
+            return False
+        self._whole = True
+        self._unread.take(parts, size)
+        self._tokens -= max(size, FRAME_BYTES)
+        self._moved_s = received_s = time.monotonic()
+        try:
+            if parts > 1:
+                self._take_bad(FrameError(f"a frame in {parts} parts"))
+            elif self._greeted:
+                self._take_frame(data, received_s)
+            else:
+                self._greet(data)
+        except FrameError as exc:
+            soon = not isinstance(exc, WireVersionError)
+            self._fail(Complaint(f"its connection was let go: {printable(str(exc))}", soon))
+        if self._socket is one and self._tokens <= 0:
+            self._pause()
+        return self._reading
 
     def _greet(self, data: bytes) -> None:
         """Take the first words of the door.
@@ -360,9 +470,13 @@ class TcpWay(Way):
             self._fail(other)
             return
         self._greeted = True
+        self._turns.want(self, time.monotonic())
 
     def _brings_past(self, frame: NodeFrame) -> bool:
-        return any(reply.id == self._asked_id for reply in frame.replies)
+        if not any(reply.id in self._asked_ids for reply in frame.replies):
+            return False
+        self._turns.done(self)
+        return True
 
     # --- what goes -----------------------------------------------------------------------------
 
@@ -374,12 +488,9 @@ class TcpWay(Way):
     def _send(self, data: bytes) -> None:
         if self._socket is not None and self._opened:
             with contextlib.suppress(zmq.ZMQError):
-                self._socket.send(data, zmq.NOBLOCK)
-
-    @property
-    def sockets(self) -> "tuple[zmq.Socket[bytes], ...]":
-        """The sockets that are there now, to be told apart when one is ready."""
-        return tuple(one for one in (self._socket, self._monitor) if one is not None)
+                self._socket.send(data, _NOBLOCK)
+            if self._reading:
+                self._watch.again(self._socket_fd)
 
 
 class TcpLink(threading.Thread):
@@ -391,10 +502,16 @@ class TcpLink(threading.Thread):
         on_frame: called in this thread with the way, the bytes of a frame of a node process, the
             frame, and the monotonic time of its arrival in seconds.
         on_state: called in this thread when the state or the trouble of a way has changed.
+        interval_s: how often the doors are asked to send a frame, 0 for every frame as it comes.
     """
 
     def __init__(
-        self, targets: Sequence[TcpTarget], package: str, on_frame: OnFrame, on_state: OnState
+        self,
+        targets: Sequence[TcpTarget],
+        package: str,
+        on_frame: OnFrame,
+        on_state: OnState,
+        interval_s: float = 0.0,
     ) -> None:
         super().__init__(name="gpuwatch-tcp", daemon=True)
         self._stopping = threading.Event()
@@ -403,8 +520,9 @@ class TcpLink(threading.Thread):
         self._wake = Wake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake.fd, zmq.POLLIN)
+        self._watch = _Watch(self._wake.fd)
+        self._turns: Turns[TcpWay] = Turns()
+        self._resident_bytes = resident_bytes()
         self._scout: Scout[tuple[TcpWay, int]] = Scout(self._answered)
         now_s = time.monotonic()
         # One after the other: a handshake costs both sides half a millisecond of computing.
@@ -413,11 +531,13 @@ class TcpLink(threading.Thread):
                 target,
                 package,
                 self._context,
-                self._poller,
+                self._watch,
+                self._turns,
                 self._scout.ask,
                 on_frame,
                 on_state,
                 now_s + at * _STAGGER_S,
+                interval_s,
             )
             for at, target in enumerate(targets)
         )
@@ -446,29 +566,30 @@ class TcpLink(threading.Thread):
                 now_s = time.monotonic()
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_S
+                    grown = self._has_grown()
                     for way in self.ways:
-                        way.tick(now_s)
+                        if grown or now_s >= way.look_s:
+                            way.tick(now_s, grown=grown)
                 while self._answers:
                     (way, question), found = self._answers.popleft()
                     way.answer(question, found)
                 while self._commands:
                     way, command = self._commands.popleft()
                     way.send(command)
-                self._exchange()
+                if len(self._turns):
+                    for way in self._turns.due(now_s):
+                        way.ask()
+                if self._watch.turn():
+                    self._wake.clear()
         finally:
             for way in self.ways:
                 way.end()
+            self._watch.close()
             self._context.destroy(linger=0)
 
-    def _exchange(self) -> None:
-        ready = {one for one, _ in self._poller.poll(_POLL_MS)}
-        if self._wake.fd in ready:
-            ready.discard(self._wake.fd)
-            self._wake.clear()
-        if not ready:
-            return
-        time.sleep(_DRAIN_S)  # a burst gathers: a wake-up costs more than a frame
-        for way in self.ways:
-            for one in way.sockets:
-                if one in ready:
-                    way.ready(one)
+    def _has_grown(self) -> bool:
+        """Whether much more memory is held than at the last look: somebody sends without an end."""
+        now_bytes = resident_bytes()
+        grown = now_bytes > self._resident_bytes + _GROWTH_BYTES
+        self._resident_bytes = now_bytes if grown else min(now_bytes, self._resident_bytes)
+        return grown

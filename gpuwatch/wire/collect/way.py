@@ -4,9 +4,12 @@ A far side is not trusted: what it sends is bounded in rate and in memory, what 
 ends its connection and nothing else.
 """
 
+import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
 
 from gpuwatch.errors import FrameError, WireVersionError
 from gpuwatch.frames import decode_node_frame, printable
@@ -24,6 +27,7 @@ __all__ = [
     "Backoff",
     "OnFrame",
     "OnState",
+    "Turns",
     "Way",
 ]
 
@@ -42,8 +46,16 @@ RATE_BYTES = 4 * 2**20
 FRAME_BYTES = 4096
 """What a frame costs at the least: a flood of small ones is bounded too."""
 
+AT_ONCE = 32
+"""So many nodes send their past at a time: ten minutes of eight ranks are 0.5 MB, which take the
+monitor some 40 ms. A node answers within two or three of its frames."""
+PATIENCE_S = 5.0
+LONGEST_PATIENCE_S = 60.0
+
 _BAD_FRAMES = 8
 _NODES = 64
+
+_Who = TypeVar("_Who", bound=Hashable)
 
 OnFrame = Callable[["Way", bytes, NodeFrame, float], None]
 OnState = Callable[["Way"], None]
@@ -65,6 +77,56 @@ class Backoff:
     def reset(self) -> None:
         """Begin anew: it has worked."""
         self._failures = 0
+
+
+class Turns(Generic[_Who]):
+    """Whose turn it is to ask for the past: a few at a time, and who gets no answer ever less.
+
+    A monitor that is behind gets its answers late. If it asked again soon and everybody at once,
+    each node would send its past once more, and it would never catch up. Times are monotonic.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._pauses_s: dict[_Who, float] = {}
+        self._from_s: dict[_Who, float] = {}
+        self._queue: list[tuple[float, int, _Who]] = []
+        self._order = itertools.count()
+        self._asked: dict[_Who, float] = {}  # until when nobody else has its place
+
+    def __len__(self) -> int:
+        return len(self._pauses_s)
+
+    def want(self, who: _Who, now_s: float) -> None:
+        """Queue who has no past yet."""
+        self._pauses_s[who] = PATIENCE_S
+        self._wait(who, now_s)
+
+    def _wait(self, who: _Who, from_s: float) -> None:
+        self._from_s[who] = from_s
+        heappush(self._queue, (from_s, next(self._order), who))
+
+    def done(self, who: _Who) -> None:
+        """Forget who has its past, or cannot ask any more."""
+        for known in (self._pauses_s, self._from_s, self._asked):
+            known.pop(who, None)
+
+    def due(self, now_s: float) -> list[_Who]:
+        """Return who is to ask now; it is not returned again before its pause is over."""
+        for who, until_s in list(self._asked.items()):
+            if now_s >= until_s:
+                del self._asked[who]
+        found = []
+        while self._queue and self._queue[0][0] <= now_s and len(self._asked) < AT_ONCE:
+            from_s, _, who = heappop(self._queue)
+            if self._from_s.get(who) != from_s:
+                continue  # it was done meanwhile
+            pause_s = self._pauses_s[who]
+            self._pauses_s[who] = min(LONGEST_PATIENCE_S, 2 * pause_s)
+            self._asked[who] = now_s + PATIENCE_S
+            self._wait(who, now_s + self._rng.uniform(pause_s, 1.5 * pause_s))
+            found.append(who)
+        return found
 
 
 class Way:
@@ -141,7 +203,7 @@ class Way:
         self.heard_s = received_s
         self._say("live")
         self._on_frame(self, data, frame, received_s)
-        if self._brings_past(frame):
+        if not self.had_past and self._brings_past(frame):
             self.had_past = True
 
     def _take_bad(self, why: FrameError) -> None:
