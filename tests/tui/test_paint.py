@@ -19,7 +19,7 @@ from gpuwatch.tui import GpuwatchApp
 from gpuwatch.tui.config import Config
 from gpuwatch.tui.render.text import Line, fit, width_of
 from gpuwatch.tui.widgets.paint import SpanCompositor, SpanUpdate, cut
-from gpuwatch.tui.widgets.pane import LinePane
+from gpuwatch.tui.widgets.pane import LinePane, changed_spans
 from tests.tui.fakes import FakeSession, cluster, few_workers, found, peer_wait
 from tests.tui.sides import FakeShelf
 from tests.tui.test_app import drive, press
@@ -83,6 +83,40 @@ def test_a_cut_is_that_part_of_the_line(line: Line, x1: int, x2: int) -> None:
     ]
     assert [(char, name) for text, name in cut(line, x1, x2) for char in text] == expected
     assert width_of(cut(line, x1, x2)) == max(0, x2 - x1)
+
+
+def cells_of(line: Line) -> list[tuple[str, str]]:
+    """Return one entry a cell; the second cell of a wide character is empty."""
+    return [
+        pair
+        for text, style in line
+        for char in text
+        for pair in [(char, style), *[("", style)] * (width_of([(char, style)]) - 1)]
+    ]
+
+
+@given(LINES, LINES)
+def test_every_cell_that_differs_is_in_a_span(old: Line, new: Line) -> None:
+    width = max(width_of(old), width_of(new))
+    one, other = fit(list(old), width), fit(list(new), width)
+    spans = changed_spans(one, other, width)
+    inside = {x for first, last in spans for x in range(first, last)}
+    before, after = cells_of(one), cells_of(other)
+    assert {x for x in range(width) if before[x] != after[x]} <= inside <= set(range(width))
+    assert spans == sorted(spans)
+    assert all(first < last for first, last in spans)
+
+
+def test_far_changes_are_painted_apart_and_near_ones_together() -> None:
+    old: Line = [("1" + " " * 20 + "2" + " " * 5 + "3", "text"), ("▇" * 12, "bar.comm")]
+    new: Line = [("4" + " " * 20 + "5" + " " * 5 + "6", "text"), ("▇" * 12, "bar.h2d")]
+    assert changed_spans(old, new, 40) == [(0, 1), (21, 40)]
+    assert changed_spans(old, old, 40) == []
+    # Other pieces, the same cells.
+    assert changed_spans(old, [("1", "text"), (old[0][0][1:], "text"), old[1]], 40) == []
+    # Where a character has two cells they are not counted one by one.
+    assert changed_spans([("学a", "text")], [("学b", "text")], 3) == [(2, 3)]
+    assert changed_spans([("ab", "text")], [("abc", "text")], 3) == [(0, 3)]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

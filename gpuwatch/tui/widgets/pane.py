@@ -26,6 +26,7 @@ __all__ = [
     "ListPane",
     "ascii_only",
     "changed_span",
+    "changed_spans",
     "forget_drawn",
     "place",
     "set_ascii",
@@ -130,6 +131,58 @@ def changed_span(old: Line, new: Line, width: int) -> tuple[int, int] | None:
     return min(first, last - 1), last
 
 
+def _flat(line: Line) -> tuple[str, str] | None:
+    """Return the text of a line and, cell for cell, what stands for its style.
+
+    None where a character is not exactly one cell wide.
+    """
+    texts, marks = [], []
+    for text, name in line:
+        if not text.isascii() and not _ONE_CELL.issuperset(text):
+            wide = [char for char in set(text) if cells(char) != 1]
+            if wide:
+                return None
+            _ONE_CELL.update(text)
+        texts.append(text)
+        mark = _MARKS.get(name)
+        if mark is None:
+            mark = _MARKS[name] = chr(len(_MARKS))
+        marks.append(mark * len(text))
+    return "".join(texts), "".join(marks)
+
+
+_ONE_CELL: set[str] = set()
+"""Characters beyond ASCII that were seen to be one cell wide: a few hundred glyphs of ours."""
+
+_MARKS: dict[str, str] = {}
+
+_GAP = 12
+"""So many cells that stay are skipped between two that change: going there costs as many bytes."""
+
+
+def changed_spans(old: Line, new: Line, width: int) -> list[tuple[int, int]]:
+    """Return from where to where (cells, the ends not included) a line differs, left to right."""
+    if old == new:
+        return []
+    before, after = _flat(old), _flat(new)
+    if before is None or after is None or not len(before[0]) == len(after[0]) == width:
+        span = changed_span(old, new, width)
+        return [] if span is None else [span]
+    pairs = zip(*before, *after, strict=True)
+    differs = [x for x, (a, b, c, d) in enumerate(pairs) if a != c or b != d]
+    if not differs:
+        return []
+    spans: list[tuple[int, int]] = []
+    start = last = differs[0]
+    for x in differs:
+        if x - last > _GAP:
+            spans.append((start, last + 1))
+            start = x
+        last = x
+    spans.append((start, last + 1))
+    return spans
+
+
 def _refresh_changed(
     pane: Widget, old: Sequence[Line], new: Sequence[Line], whole: Set[int] = frozenset()
 ) -> None:
@@ -141,16 +194,23 @@ def _refresh_changed(
     regions: list[Region] = []
     for y in range(max(len(old), len(new))):
         if y >= len(old) or y >= len(new) or y in whole:
-            span: tuple[int, int] | None = (0, width)
+            spans = [(0, width)]
         else:
-            span = changed_span(old[y], new[y], width)
-        if span is None:
-            continue
-        before = regions[-1] if regions else None
-        if before is not None and before.bottom == y and (before.x, before.right) == span:
-            regions[-1] = Region(before.x, before.y, before.width, before.height + 1)
-        else:
-            regions.append(Region(span[0], y, span[1] - span[0], 1))
+            spans = changed_spans(old[y], new[y], width)
+        for first, last in spans:
+            before = regions[-1] if regions else None
+            if (
+                before is not None
+                and before.bottom == y
+                and (before.x, before.right)
+                == (
+                    first,
+                    last,
+                )
+            ):
+                regions[-1] = Region(before.x, before.y, before.width, before.height + 1)
+            else:
+                regions.append(Region(first, y, last - first, 1))
     if regions:
         pane.refresh(*regions)
 
