@@ -7,6 +7,7 @@ bytes that it came in. At a thousand ranks with 64 of them that decides the moni
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Generic, TypeVar, overload
 
 import msgspec
@@ -26,6 +27,7 @@ __all__ = [
 PACK_ABOVE = 128
 """A store of more ranks than this keeps steps and spans as bytes."""
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -46,64 +48,97 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     index: int
 
 
-_head_of = msgspec.msgpack.Decoder(_Head).decode
-
+_heads_codec = Codec(_Head)
 records_codec = Codec(StepRecord)
 spans_codec = Codec(Span)
 
 
-def _array_head(count: int) -> bytes:
-    """Return what MessagePack writes before so many items of an array."""
-    return bytes((0x90 | count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
+_CHUNK_BYTES = 479
+"""Of one object of bytes: with its 33 of overhead Python's own allocator has room for it, from
+which memory is used again without gaps; larger ones come from the C library."""
+
+_CHUNK_ITEMS = 15
+"""Most items of an array whose head is one byte."""
+
+
+def _chunks(items: Iterable[bytes], tail: bytes = b"\x90") -> list[bytes]:
+    """Return these items after those of a chunk, as arrays of some of them each."""
+    found: list[bytes] = []
+    count, parts, size = tail[0] & 0xF, [tail[1:]], len(tail)
+    for item in items:
+        if count and (size + len(item) > _CHUNK_BYTES or count == _CHUNK_ITEMS):
+            found.append(bytes((0x90 | count,)) + b"".join(parts))
+            count, parts, size = 0, [], 1
+        count += 1
+        parts.append(item)
+        size += len(item)
+    if count:
+        found.append(bytes((0x90 | count,)) + b"".join(parts))
+    return found
 
 
 class Packed(Sequence[_T]):
     """An immutable sequence of objects as bytes; what is asked for is made, and not kept.
 
-    The bytes are one block, so that a window of 64 small ones does not cost 64 objects.
+    A few objects are in a chunk of bytes, and sequences that follow each other have their chunks
+    in common: pictures that were made one after the other hold most of a window once.
     """
 
-    __slots__ = ("_codec", "_data", "_sizes")
+    __slots__ = ("_chunks", "_codec", "_count", "_skipped")
 
     def __init__(self, items: Iterable[bytes], codec: Codec[_T]) -> None:
-        found = tuple(items)
         self._codec = codec
-        self._data = b"".join(found)
-        self._sizes = _numbers([*map(len, found)])
-
-    @classmethod
-    def _block(cls, codec: Codec[_T], data: bytes, sizes: "bytes | array[int]") -> "Packed[_T]":
-        block: Packed[_T] = cls.__new__(cls)
-        block._codec, block._data, block._sizes = codec, data, sizes
-        return block
+        self._chunks = tuple(_chunks(items))
+        self._skipped = 0
+        self._count = sum([chunk[0] & 0xF for chunk in self._chunks])
 
     def followed_by(self, items: Iterable[_T], most: int) -> "Packed[_T]":
         """Return the last `most` of these objects with the given ones after them."""
-        new = list(map(self._codec.encode, items))[-most:]
-        old, data = self._sizes, self._data
-        gone = len(old) + len(new) - most
-        if gone > 0:
-            data = data[sum(old[:gone]) :]
-            old = old[gone:]
-        sizes = _numbers([*old, *map(len, new)])
-        return self._block(self._codec, data + b"".join(new), sizes)
+        new = list(map(self._codec.encode, items))
+        old = self._chunks
+        chunks = (*old[:-1], *_chunks(new, old[-1])) if old else tuple(_chunks(new))
+        count, skipped = self._count + len(new), self._skipped
+        if count > most:
+            skipped, count = skipped + count - most, most
+            whole = 0
+            while skipped >= (held := chunks[whole][0] & 0xF):
+                skipped -= held
+                whole += 1
+            chunks = chunks[whole:]
+        return self._of(chunks, skipped, count)
+
+    def _of(self, chunks: tuple[bytes, ...], skipped: int, count: int) -> "Packed[_T]":
+        other = self.as_codec(self._codec)
+        other._chunks, other._skipped, other._count = chunks, skipped, count
+        return other
 
     def first(self, count: int) -> tuple[_T, ...]:
         """Return the oldest so many as objects."""
-        data = self._data[: sum(self._sizes[:count])]
-        return self._codec.decode_all(_array_head(min(count, len(self._sizes))) + data)
+        found: list[_T] = []
+        end = min(count, self._count) + self._skipped
+        for chunk in self._chunks:
+            found += self._codec.decode_all(chunk)
+            if len(found) >= end:
+                break
+        return tuple(found[self._skipped : end])
 
     def held(self, first: int = 0) -> list[bytes]:
         """Return the objects from a place on, each as its bytes."""
-        end = sum(self._sizes[:first])
-        found = []
-        for size in self._sizes[first:]:
-            found.append(self._data[end : end + size])
-            end += size
-        return found
+        return [self._codec.encode(item) for item in self[first:]]
+
+    def as_codec(self, codec: "Codec[_S]") -> "Packed[_S]":
+        """Return the same bytes as objects of another type, which can read them."""
+        other: Packed[_S] = Packed.__new__(Packed)
+        other._codec = codec
+        other._chunks, other._skipped, other._count = self._chunks, self._skipped, self._count
+        return other
+
+    def read_as(self, codec: "Codec[_S]") -> "tuple[_S, ...]":
+        """Return all of it as objects of another type, which the same bytes are read as."""
+        return tuple(self.as_codec(codec))
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return self._count
 
     @overload
     def __getitem__(self, place: int) -> _T: ...
@@ -111,58 +146,60 @@ class Packed(Sequence[_T]):
     def __getitem__(self, place: slice) -> "Packed[_T]": ...
     def __getitem__(self, place: int | slice) -> "_T | Packed[_T]":
         if isinstance(place, slice):
-            first, end, step = place.indices(len(self._sizes))
-            if step != 1:
-                held = self.held()
-                return Packed([held[i] for i in range(first, end, step)], self._codec)
-            sizes = self._sizes[first:end]
-            cut = sum(self._sizes[:first])
-            return self._block(self._codec, self._data[cut : cut + sum(sizes)], sizes)
-        at = range(len(self._sizes))[place]
-        cut = sum(self._sizes[:at])
-        return self._codec.decode(self._data[cut : cut + self._sizes[at]])
+            places = range(self._count)[place]
+            if places.step == 1 or not places:
+                return self._part(places.start, len(places))
+            return Packed(map(self._codec.encode, map(self.__getitem__, places)), self._codec)
+        at = range(self._count)[place] + self._skipped
+        for chunk in self._chunks:
+            held = chunk[0] & 0xF
+            if at < held:
+                return self._codec.decode_all(chunk)[at]
+            at -= held
+        raise IndexError(place)
+
+    def _part(self, first: int, count: int) -> "Packed[_T]":
+        if not count:
+            return self._of((), 0, 0)
+        first += self._skipped
+        begin, seen = 0, 0
+        while seen + (held := self._chunks[begin][0] & 0xF) <= first:
+            seen += held
+            begin += 1
+        end, last = begin, seen
+        while last < first + count:
+            last += self._chunks[end][0] & 0xF
+            end += 1
+        return self._of(self._chunks[begin:end], first - seen, count)
 
     def __iter__(self) -> Iterator[_T]:
-        return iter(self._codec.decode_all(_array_head(len(self._sizes)) + self._data))
+        found = chain.from_iterable(map(self._codec.decode_all, self._chunks))
+        return islice(found, self._skipped, self._skipped + self._count)
 
     def __reversed__(self) -> Iterator[_T]:
-        end = len(self._data)
-        for size in reversed(self._sizes):
-            yield self._codec.decode(self._data[end - size : end])
-            end -= size
+        after = sum([chunk[0] & 0xF for chunk in self._chunks]) - self._skipped - self._count
+        chunks = map(self._codec.decode_all, reversed(self._chunks))
+        found = chain.from_iterable(map(reversed, chunks))
+        return islice(found, after, after + self._count)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Packed):
-            return self._data == other._data
-        return NotImplemented if not isinstance(other, tuple) else tuple(self) == other
+        if not isinstance(other, (Packed, tuple)):
+            return NotImplemented
+        return self is other or tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
-        return hash(self._data)
-
-
-def _numbers(sizes: list[int]) -> "bytes | array[int]":
-    """Return sizes with a byte each where they are small, as those of steps are."""
-    try:
-        return bytes(sizes)
-    except ValueError:
-        return array("I", sizes)
+        return hash(tuple(self))
 
 
 def step_indices(window: Sequence[StepRecord]) -> Sequence[int]:
     """Return the indices of steps that are in order; a range where none is missing."""
     if not window:
         return range(0)
-    if isinstance(window, Packed):
-        data = memoryview(window._data)
-        first = _head_of(data[: window._sizes[0]]).index
-        last = _head_of(data[len(data) - window._sizes[-1] :]).index
-    else:
-        first, last = window[0].index, window[-1].index
+    heads = window.as_codec(_heads_codec) if isinstance(window, Packed) else window
+    first, last = heads[0].index, heads[-1].index
     if last - first == len(window) - 1:
         return range(first, last + 1)
-    if isinstance(window, Packed):
-        return [_head_of(item).index for item in window.held()]
-    return [record.index for record in window]
+    return [head.index for head in heads]
 
 
 class Points(Sequence[tuple[int, int]]):

@@ -21,7 +21,8 @@ TIMELINE_S = 120
 _ROW = struct.Struct("=IIffff")
 """A closed second: when, count, minimum, median, maximum, data wait (NaN: n/a)."""
 
-_KEPT_BYTES = TIMELINE_S * _ROW.size
+_CHUNK_ROWS = 16
+"""Rows in one object of bytes: of consecutive pictures all but the last have theirs in common."""
 
 _COMM = PHASES.index("comm")
 _DATA_WAIT = PHASES.index("data_wait")
@@ -317,27 +318,47 @@ class Window:
         return self._percentiles_ms
 
 
+def _count_rows(rows: tuple[bytes, ...]) -> int:
+    return _CHUNK_ROWS * (len(rows) - 1) + len(rows[-1]) // _ROW.size if rows else 0
+
+
+def _with_rows(rows: tuple[bytes, ...], new: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Return chunks of rows with new rows after them, without those that are out of sight."""
+    whole = rows[-1] if rows and len(rows[-1]) < _CHUNK_ROWS * _ROW.size else b""
+    kept = rows[:-1] if whole else rows
+    whole += b"".join(new)
+    size = _CHUNK_ROWS * _ROW.size
+    chunks = (*kept, *[whole[at : at + size] for at in range(0, len(whole), size)])
+    return chunks[max(0, _count_rows(chunks) - TIMELINE_S) // _CHUNK_ROWS :]
+
+
 class Seconds(Sequence[Rollup]):
     """Rollups of one rank, oldest first: rows of closed seconds, and the open one.
 
     An immutable picture; a row is made an object when it is asked for.
     """
 
-    __slots__ = ("_ahead_s", "_open", "_rows")
+    __slots__ = ("_ahead_s", "_count", "_open", "_rows", "_skipped")
 
-    def __init__(self, rows: bytes, open_second: Rollup | None, ahead_s: int = 0) -> None:
+    def __init__(
+        self, rows: tuple[bytes, ...], open_second: Rollup | None, ahead_s: int = 0
+    ) -> None:
+        count = _count_rows(rows)
         self._rows = rows
+        self._count = min(count, TIMELINE_S)
+        self._skipped = count - self._count
         self._open = open_second
         self._ahead_s = ahead_s
 
     def __len__(self) -> int:
-        return len(self._rows) // _ROW.size + (self._open is not None)
+        return self._count + (self._open is not None)
 
     def _at(self, place: int) -> Rollup:
-        at = place * _ROW.size
-        if at == len(self._rows):
+        if place == self._count:
             return cast("Rollup", self._open)
-        second_s, count, least, middle, most, wait = _ROW.unpack_from(self._rows, at)
+        chunk, row = divmod(place + self._skipped, _CHUNK_ROWS)
+        numbers = _ROW.unpack_from(self._rows[chunk], row * _ROW.size)
+        second_s, count, least, middle, most, wait = numbers
         return Rollup(
             second_s - self._ahead_s, count, least, middle, most, None if isnan(wait) else wait
         )
@@ -389,7 +410,7 @@ class Timeline:
         self._clear()
 
     def _clear(self) -> None:
-        self._rows = b""
+        self._rows: tuple[bytes, ...] = ()
         self._second_s = 0
         self._steps_ms: list[float] = []
         self._waits_ms: list[float] = []
@@ -429,8 +450,7 @@ class Timeline:
     def _close(self, rows: Sequence[bytes]) -> None:
         """Add the rows of seconds that are over; what is out of sight goes."""
         if rows:
-            whole = self._rows + b"".join(rows)
-            self._rows = whole[-_KEPT_BYTES:]
+            self._rows = _with_rows(self._rows, rows)
 
     def move(self, seconds: int) -> None:
         """Move what is known by whole seconds: the clock by which it is has been set."""
@@ -438,9 +458,9 @@ class Timeline:
             self._second_s = max(0, self._second_s + seconds)
         rows = [
             _ROW.pack(max(0, second_s + seconds), *numbers)
-            for second_s, *numbers in _ROW.iter_unpack(self._rows)
+            for second_s, *numbers in _ROW.iter_unpack(b"".join(self._rows))
         ]
-        self._rows = b"".join(rows)
+        self._rows = _with_rows((), rows)
         self._picture = None
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:
