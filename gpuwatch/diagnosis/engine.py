@@ -143,7 +143,8 @@ def _change(before: Finding, now: Finding) -> str:
 class _RunState:
     lives: dict[str, _Life] = field(default_factory=dict)
     numbered: int = 0
-    settled: bool = False
+    settled: tuple[int, int, int] | None = None
+    """How much was known of a run that is over when it was judged: ranks, steps, shared window."""
     last: RunDiagnosis | None = None
     stacks: HangStacks | None = None
     passes: int = 0
@@ -152,7 +153,7 @@ class _RunState:
 
     def kinds(self, run: RunView, at_s: float) -> Collection[str]:
         """Return the kinds to be looked for now."""
-        if self.last is not None and stands_still(run):
+        if self.settled is None and self.last is not None and stands_still(run):
             return _HANG  # while nothing moves there is nothing new to judge a step by
         pause_s = min(LONGEST_S, len(run.ranks) / RANKS_A_SECOND)
         if pause_s >= 1.0 and self.passes >= EAGER and 0 <= at_s - self.passed_s < pause_s:
@@ -189,24 +190,33 @@ class Engine:
         return tuple(self.evaluate(view, run) for run in view.runs)
 
     def evaluate(self, view: View, run: RunView) -> RunDiagnosis:
-        """Evaluate one run. One that has ended keeps what was found while it ran."""
+        """Evaluate one run. One that has ended keeps what was found while it ran.
+
+        One that is over when it is first seen, or soon after, gives no second look: it is judged by
+        what it leaves, and anew only when more of that is known.
+        """
         state = self._runs.get(run.run)
         if state is None:
             if len(self._runs) >= _KEPT_RUNS:
                 del self._runs[next(iter(self._runs))]
             state = self._runs[run.run] = _RunState()
-        if run.state == "ended" and state.last is not None and state.settled:
+        known = (len(run.ranks), run.steps, run.window) if run.state == "ended" else None
+        if (
+            known is not None
+            and state.last is not None
+            and (state.settled == known or (state.settled is None and state.last.findings))
+        ):
             return state.last
-        state.settled = run.state == "ended"
-        if state.settled and state.last is not None and state.last.findings:
-            return state.last
+        state.settled = known
         kinds = state.kinds(run, view.at_s)
         findings, abstained = diagnose_run(picture_of(view, run, state.reader), kinds)
         if state.settled:
             state.reader.forget()
         if state.last is not None:
             abstained += [a for a in state.last.abstained if a.kind not in kinds]
-        self._live(state, run, kinds, findings, {a.kind for a in abstained}, view.at_s)
+        brief = state.settled is not None and state.passes <= EAGER
+        open_after = 1 if brief else self._open_after
+        self._live(state, run, kinds, findings, {a.kind for a in abstained}, view.at_s, open_after)
         shown = self._shown(state)
         if self._ask is not None:
             shown = self._with_stacks(self._ask, state, run, shown)
@@ -238,6 +248,7 @@ class Engine:
         findings: list[Finding],
         abstained: set[str],
         at_s: float,
+        open_after: int,
     ) -> None:
         """Let the findings of these kinds live on; those of others stay as they are."""
         found = {f.kind: f for f in findings}
@@ -248,7 +259,7 @@ class Engine:
                 life = state.lives[kind] = _Life("", finding, seen=0)
             life.seen += 1
             life.missed = 0
-            if not life.open and life.seen >= self._open_after:
+            if not life.open and life.seen >= open_after:
                 life.open = True
                 what = "reopened" if life.id else "opened"
                 if not life.id:

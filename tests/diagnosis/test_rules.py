@@ -393,6 +393,48 @@ def test_a_life_full_of_events_keeps_the_first_and_the_latest() -> None:
     assert [e.what for e in (life[0], *life[-2:])] == ["opened", "reopened", "resolved"]
 
 
+def over(view: View) -> View:
+    """The same picture, its run at an end."""
+    return dataclasses.replace(
+        view, runs=tuple(dataclasses.replace(run, state="ended") for run in view.runs)
+    )
+
+
+def test_a_run_that_was_over_before_it_was_seen_is_judged_by_what_it_left() -> None:
+    engine = Engine()
+    few = over(view_of(starving(steps=12)))
+    (diagnosis,) = engine(few)
+    # Its ranks tell their past one after the other: more of it is judged anew.
+    (diagnosis,) = engine(over(view_of(starving())))
+    found = [(f.id, f.kind, f.state) for f in diagnosis.findings if f.severity != "note"]
+    assert found == [("F1", "loader_few_workers", "open")]
+    for _ in range(3):
+        assert engine(over(view_of(starving()))) == (diagnosis,)
+
+
+def test_a_run_that_ends_soon_is_judged_at_its_end() -> None:
+    engine = Engine()
+    engine(view_of(Trace([HEALTHY] * 2, steps=3)))
+    (diagnosis,) = engine(over(view_of(starving())))
+    assert [f.kind for f in diagnosis.findings if f.severity != "note"] == ["loader_few_workers"]
+
+
+def test_a_run_that_was_long_healthy_is_not_judged_by_its_last_second() -> None:
+    engine = Engine()
+    good = view_of(Trace([HEALTHY] * 2))
+    for second in range(10):
+        engine(dataclasses.replace(good, at_s=good.at_s + second))
+    (diagnosis,) = engine(over(view_of(starving())))
+    assert diagnosis.findings == ()
+    # Nor does it lose what was found while it ran.
+    engine = Engine()
+    bad = view_of(starving())
+    for second in range(10):
+        (before,) = engine(dataclasses.replace(bad, at_s=bad.at_s + second))
+    (diagnosis,) = engine(over(good))
+    assert diagnosis == before
+
+
 def test_a_resolved_finding_that_shows_once_more_stays_resolved() -> None:
     engine = Engine()
     bad, good = view_of(starving()), view_of(Trace([HEALTHY] * 2))
