@@ -78,6 +78,10 @@ _CONNECT_S = 20.0
 _ANSWER_S = 3.0
 _ASK_AGAIN_S = 1.0
 _ASK_LONGEST_S = 60.0
+_ASKS = 256
+_ASKS_A_S = 50.0
+"""Of ranks whose frames are missing: ten minutes of one are 70 kB, which take a monitor some 5 ms,
+and after a pause of its own it misses frames of all of them."""
 _EVENTS = 200
 _NOTICES = 16
 _LABEL = 48
@@ -251,6 +255,9 @@ class RemoteSession:
         self._changes = 0
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._asked: dict[tuple[str, int], tuple[float, float]] = {}
+        self._to_ask: dict[tuple[str, int], Way] = {}
+        self._asks = float(_ASKS)
+        self._filled_s = 0.0
         self._speakers: dict[str, Way] = {}
         self._incarnations: dict[Way, str] = {}
         self._names: dict[str, dict[Way, str]] = {}
@@ -302,9 +309,20 @@ class RemoteSession:
             often = received_s - asked_s < 4 * pause_s
             pause_s = min(_ASK_LONGEST_S, 2 * pause_s) if often else _ASK_AGAIN_S
             self._asked[key] = (received_s, pause_s)
-            self._send(way, _command("snapshot", run, rank))
+            self._to_ask[key] = way
+        if self._to_ask:
+            self._ask_for_missing(received_s)
         if self._tap is not None:
             self._tap(data)
+
+    def _ask_for_missing(self, now_s: float) -> None:
+        """Ask for the past of ranks whose frames are missing, of as many as is good now."""
+        more = _ASKS_A_S * max(0.0, now_s - self._filled_s)
+        self._asks, self._filled_s = min(float(_ASKS), self._asks + more), now_s
+        while self._to_ask and self._asks >= 1:
+            self._asks -= 1
+            run, rank = next(iter(self._to_ask))
+            self._send(self._to_ask.pop((run, rank)), _command("snapshot", run, rank))
 
     def _name_of(self, way: Way, frame: NodeFrame) -> str:
         """Return what the node is called here: containers may all have one name."""

@@ -30,8 +30,9 @@ from gpuwatch.commands.remote import (
 )
 from gpuwatch.errors import AgentError, TargetError
 from gpuwatch.frames import decode_node_frame
+from gpuwatch.schema import NodeFrame
 from gpuwatch.store import RankView
-from gpuwatch.wire.collect import JobKey, Pipe, PipeTarget, TcpTarget, agent_presence
+from gpuwatch.wire.collect import JobKey, Pipe, PipeTarget, TcpTarget, TcpWay, agent_presence
 
 SLEEPER = str(Path(__file__).parent.parent / "probe" / "sleeper.py")
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -201,6 +202,26 @@ def test_a_connection_that_keeps_losing_is_asked_for_the_past_less_and_less(
     assert len(asked) <= 8
     assert waits == sorted(waits)
     assert waits[-1] > 30
+
+
+def test_after_a_pause_of_the_monitor_few_ranks_are_asked_at_a_time_and_in_the_end_all(
+    session: RemoteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int | None]] = []
+    now_s = 1000.0
+    monkeypatch.setattr(session, "_send", lambda _way, command: asked.append((now_s, command.rank)))
+    ranks = range(2000)
+    apply(session, "a", node_frame(1, [rank_frame(1, rank=rank) for rank in ranks]), now_s)
+    assert not asked
+    for tick in range(400):
+        now_s = 1001.0 + tick / 10
+        seq = 9 + tick  # the frames between are lost, of all ranks at once
+        frames = [rank_frame(seq, rank=rank) for rank in ranks] if tick < 2 else []
+        apply(session, "a", node_frame(seq, frames), now_s)
+    assert sorted(rank or 0 for _, rank in asked) == list(ranks)
+    most = max(sum(first <= at < first + 1 for at, _ in asked) for first in range(1001, 1041))
+    assert 200 < most < 400
+    assert 20 < asked[-1][0] - asked[0][0] < 40
 
 
 def test_so_many_targets_as_there_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,6 +416,163 @@ def test_two_machines_are_one_job_and_a_lost_one_comes_back(
         session.close()
         assert time.monotonic() - began_s < 1.0
         assert not any(pid and psutil.pid_exists(pid) for pid in pids)
+
+
+# --- many nodes --------------------------------------------------------------------------------
+
+FAKE_RANK = str(Path(__file__).parent.parent / "wire" / "fake_rank.py")
+TESTS = str(Path(__file__).parent.parent)
+
+OLD = """
+import gpuwatch.wire.collect.pipe as pipe
+from gpuwatch.commands import main
+pipe.Stdio._obey = lambda self, frame: self._link.send(pipe.decode_command(frame))
+main()
+"""
+"""A far side from before there were wishes: whatever it is told it tells the node process."""
+
+
+class Tapped:
+    """A session, and the frames that came to it."""
+
+    def __init__(self, target: PipeTarget) -> None:
+        self.frames: list[NodeFrame] = []
+        self.session = RemoteSession(
+            [target], tap=lambda data: self.frames.append(decode_node_frame(data))
+        )
+
+    def rank(self, rank: int = 0, run: str = RUN) -> RankView | None:
+        found = self.session.view().run(run)
+        ranks = found.ranks if found is not None else ()
+        return next((r for r in ranks if r.rank == rank), None)
+
+    def state(self, rank: int = 0, run: str = RUN) -> str:
+        found = self.rank(rank, run)
+        return found.state if found is not None else ""
+
+    def numbers(self) -> list[int]:
+        """The numbers of node frames, those that are in others included."""
+        return [seq for f in self.frames for seq in range(f.seq - f.merged, f.seq + 1)]
+
+
+@contextlib.contextmanager
+def tapped(
+    target: PipeTarget, monkeypatch: pytest.MonkeyPatch, *, many: bool = False
+) -> Iterator[Tapped]:
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "MANY", 0 if many else 32)
+        made = Tapped(target)
+    try:
+        yield made
+    finally:
+        made.session.close()
+
+
+def test_of_many_nodes_a_frame_a_second_is_asked_for_over_every_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    piped = PipeTarget("a", ("false",), "a")
+    called = TcpTarget("tcp://127.0.0.1:1", "127.0.0.1", 1, JobKey(b"a" * 40, b"b" * 40))
+    for many, wished_s in ((2, 0.0), (1, remote.MANY_INTERVAL_S)):
+        monkeypatch.setattr(remote, "MANY", many)
+        with attached([piped, called]) as session:
+            pipe, way = session.pipes
+            assert isinstance(pipe, Pipe)
+            assert isinstance(way, TcpWay)
+            assert pipe._interval_s == wished_s
+            assert way._calm is bool(wished_s)
+
+
+def test_a_pipe_that_is_asked_for_it_brings_all_in_a_tenth_of_the_frames(
+    machines: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = parse_via("env --", program(machines[0]))
+    old = shlex.join(["env", f"GPUWATCH_DIR={machines[0]}", sys.executable, "-P", "-c", OLD])
+    with (
+        tapped(target, monkeypatch) as often,
+        tapped(target, monkeypatch, many=True) as calm,
+        tapped(parse_via("env --", old), monkeypatch, many=True) as refused,
+    ):
+        three = (often, calm, refused)
+        support.wait_until(lambda: all(one.state() == "training" for one in three), 30, "it trains")
+        before = [len(one.frames) for one in three]
+        began_s = time.monotonic()
+        support.wait_until(lambda: len(calm.frames) >= before[1] + 6, 30, "six frames")
+        assert time.monotonic() - began_s > 3.5
+        came = [len(one.frames) - at for one, at in zip(three, before, strict=True)]
+        assert came[0] > 4 * came[1]
+        assert came[2] > 4 * came[1]
+        for one in three:
+            numbers = one.numbers()
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+            rank = one.rank()
+            assert rank is not None
+            assert (rank.lost, one.session.view().lost) == (0, 0)
+            indices = [record.index for record in rank.window]
+            assert indices == list(range(indices[0], indices[0] + len(indices)))
+        assert {frame.merged for frame in (*often.frames, *refused.frames)} == {0}
+        assert sum(frame.merged for frame in calm.frames) > 4 * came[1]
+        # What is asked is answered at once, by an old far side as well.
+        for one in (calm, refused):
+            asked = one.session.send("stack", RUN, 0)
+            support.wait_until(
+                lambda one=one, asked=asked: any(  # type: ignore[misc]
+                    reply.id == asked and reply.data for reply in getattr(one.rank(), "replies", ())
+                ),
+                10,
+                "stacks",
+            )
+
+
+def test_a_rank_that_falls_silent_or_dies_is_shown_about_as_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(support.run_directory())
+        env = support.environment(directory, PYTHONPATH=TESTS, GPUWATCH_RUN_ID=RUN)
+        ranks = [
+            stack.enter_context(support.process([sys.executable, FAKE_RANK, str(rank), "2"], env))
+            for rank in range(2)
+        ]
+        target = parse_via("env --", program(directory))
+        often = stack.enter_context(tapped(target, monkeypatch))
+        calm = stack.enter_context(tapped(target, monkeypatch, many=True))
+        both = (often, calm)
+        support.wait_until(
+            lambda: all(one.state(n) == "training" for one in both for n in (0, 1)), 30, "training"
+        )
+        support.wait_until(lambda: any(f.merged > 5 for f in calm.frames), 10, "a frame of many")
+
+        def later_s(rank: int, state: str) -> float:
+            """How much later the calm one has it than the other."""
+            seen_s: dict[Tapped, float] = {}
+
+            def look() -> bool:
+                for one in both:
+                    if one.state(rank) == state:
+                        seen_s.setdefault(one, time.monotonic())
+                return len(seen_s) == 2
+
+            support.wait_until(look, 15, state)
+            return seen_s[calm] - seen_s[often]
+
+        ranks[0].send_signal(signal.SIGSTOP)
+        assert later_s(0, "silent") < 2.5
+        stopped = calm.rank(0)
+        assert stopped is not None
+        assert "stopped by a signal" in stopped.state_reason
+        # It stays so from frame to frame, and the other one trains.
+        until_s = time.monotonic() + 2.5
+        while time.monotonic() < until_s:
+            assert (calm.state(0), calm.state(1)) == ("silent", "training")
+            time.sleep(0.05)
+        ranks[0].send_signal(signal.SIGCONT)
+        assert later_s(0, "training") < 2.5
+        ranks[1].kill()
+        assert later_s(1, "gone") < 2.5
+        ranks[0].terminate()
+        assert later_s(0, "ended") < 2.5
+        assert calm.session.view().lost == 0
 
 
 def far_sides(directories: list[Path]) -> int:

@@ -232,6 +232,20 @@ def test_what_is_lost_on_the_way_is_counted_one_by_one(seed: int, count: int) ->
     assert [rank.lost for rank in view.runs[0].ranks] == [lost] * ranks
 
 
+@pytest.mark.parametrize(("merged", "quiet_s"), [(0, 1.5), (9, 2.4)])
+def test_a_rank_stays_silent_between_frames_and_no_longer(merged: int, quiet_s: float) -> None:
+    watched = Watched()
+    watched.apply(node_frame(1, [rank_frame(1)]), 0.0)
+    ages = [RankAge("run-1", 0, "inc0", 5.0, True, "T")]
+    watched.apply(node_frame(2 + merged, ages=ages, merged=merged), 5.0)
+    states = []
+    for later_s in (0.0, quiet_s - 0.1, quiet_s + 0.1):
+        watched.now_s = 5.0 + later_s
+        states.append(watched.known().runs[0].ranks[0].state)
+    # When its node has fallen silent too, nobody knows.
+    assert states == ["silent", "silent", "training"]
+
+
 # --- when --------------------------------------------------------------------------------------
 
 

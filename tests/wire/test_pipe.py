@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuwatch.errors import FrameError
-from gpuwatch.frames import FrameStream, encode, packed
+from gpuwatch.frames import FrameStream, decode_node_frame, encode, packed
 from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
 from gpuwatch.wire.collect import Pipe, PipeLink, PipeTarget, agent_presence, pipelink
 from gpuwatch.wire.collect.complaints import why_ended, why_other_version
@@ -100,6 +100,43 @@ def test_a_frame_larger_than_the_queue_still_goes() -> None:
     box = _Outbox(10)
     box.put(b"x" * 50)
     assert (box.take(), box.dropped) == (b"x" * 50, 0)
+
+
+def test_a_far_side_keeps_nothing_back_for_longer_than_a_second(rundir: Path) -> None:
+    source, sink = os.pipe()
+    try:
+        far = Stdio(rundir, ["false"], package="1", source=source, sink=sink)
+        first, second, third = (node_frame(seq) for seq in (1, 2, 3))
+        far._heed(True)
+        now_s = time.monotonic()
+        far._on_frame(first, now_s)
+        far._on_frame(second, now_s)
+        far._gathered()
+        assert len(far._outbox) == 0
+        # Nothing more comes: it waits until it would have been sent, and no longer.
+        assert 0 < far._patience_ms() <= 500
+        support.wait_until(
+            lambda: (far._gathered() or len(far._outbox)) == 1,  # type: ignore[func-returns-value]
+            5,
+            "both as one",
+        )
+        assert time.monotonic() - now_s > 0.5
+        assert decode_node_frame(far._outbox.take()[4:]).merged == 1
+        # A word about trouble comes after what was before it.
+        far._on_frame(third, time.monotonic())
+        far._on_state("lost", "it is gone")
+        far._unsent = memoryview(b"")
+        far._speak()
+        assert far._outbox.take()[4:] == third
+        assert decode_node_frame(far._outbox.take()[4:]).notices == ("it is gone",)
+        # From now on as they come, what waits first.
+        far._on_frame(first, time.monotonic())
+        far._heed(False)
+        far._on_frame(second, time.monotonic())
+        assert [far._outbox.take()[4:] for _ in range(2)] == [first, second]
+    finally:
+        os.close(source)
+        os.close(sink)
 
 
 def test_a_reader_that_stands_still_costs_a_bounded_queue(rundir: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +27,7 @@ from gpuwatch.wire.collect import (
     TcpLink,
     TcpTarget,
     TcpWay,
+    agent_presence,
     listen,
     load_key,
     make_key,
@@ -506,6 +508,77 @@ def test_a_door_that_knows_no_wishes_goes_on_as_before(
         assert whole(numbers([frame for _, frame in watcher.frames]))
         assert door.clients == 1
     assert not any("refused" in line for line in said)
+
+
+def test_a_node_process_that_stops_leaves_nothing_unsaid(
+    node: Path, opened: tuple[Door, int, list[str]]
+) -> None:
+    _, port, _ = opened
+    with watching(port) as often, watching(port, interval_s=CALM_S) as calm:
+        support.wait_until(lambda: often.way.had_past and calm.way.had_past, 20, "the past")
+        calm.more()
+        presence = agent_presence(node)
+        assert presence is not None
+        for _ in range(3):  # wherever in its second it stops
+            os.kill(presence.pid, signal.SIGSTOP)
+            try:
+                support.wait_until(
+                    lambda: often.frames[-1][1].seq == calm.frames[-1][1].seq, 10, "the last one"
+                )
+            finally:
+                os.kill(presence.pid, signal.SIGCONT)
+            often.more()
+        frames = [frame for _, frame in calm.frames]
+        assert whole(numbers(frames))
+
+
+def test_a_door_keeps_nothing_back_for_longer_than_a_second(node: Path) -> None:
+    with listen(Address("127.0.0.1", 0)) as listener:
+        door = Door(node, AGENT, listener, KEY, package="1")
+        sent: list[bytes] = []
+        try:
+            door._send = lambda _who, data: bool(sent.append(data))  # type: ignore[method-assign,func-returns-value]
+            door._clients[b"calm"] = client = doors._Client(time.monotonic(), "somebody")
+            client.calm = True
+            door._on_frame(node_frame(1), 0.0)
+            door._on_frame(node_frame(2), 0.0)
+            began_s = time.monotonic()
+            support.wait_until(lambda: door._relay() or bool(sent), 5, "both as one")  # type: ignore[func-returns-value]
+            assert time.monotonic() - began_s > 0.5
+            assert [decode_node_frame(data).merged for data in sent] == [1]
+            # A word about trouble comes after what was before it.
+            door._on_frame(node_frame(3), 0.0)
+            door._on_state("lost", "it is gone")
+            door._relay()
+            door._speak(time.monotonic())
+            assert sent[1] == node_frame(3)
+            assert decode_node_frame(sent[2]).notices == ("it is gone",)
+        finally:
+            door._close(0)
+
+
+def test_of_many_doors_each_is_looked_at_when_it_is_quiet_or_memory_grows(
+    opened: tuple[Door, int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, port, _ = opened
+    looks: list[float] = []
+    grown = iter(range(0, 2**60, 2**26))
+
+    def look(descriptor: int) -> int | None:
+        looks.append(time.monotonic())
+        return received_bytes(descriptor)
+
+    with watching(port, interval_s=CALM_S) as watcher:
+        support.wait_until(lambda: watcher.way.had_past, 20, "the past")
+        watcher.more()
+        monkeypatch.setattr(tcplink, "received_bytes", look)
+        watcher.more()
+        calm = len(looks)
+        monkeypatch.setattr(tcplink, "resident_bytes", lambda: next(grown))
+        watcher.more()
+        assert calm <= 1
+        assert len(looks) - calm > 8
+        assert watcher.way.state == "live"
 
 
 def test_a_wish_that_is_none_is_said_and_changes_nothing(
