@@ -122,10 +122,6 @@ class Packed(Sequence[_T]):
                 break
         return tuple(found[self._skipped : end])
 
-    def held(self, first: int = 0) -> list[bytes]:
-        """Return the objects from a place on, each as its bytes."""
-        return [self._codec.encode(item) for item in self[first:]]
-
     def as_codec(self, codec: "Codec[_S]") -> "Packed[_S]":
         """Return the same bytes as objects of another type, which can read them."""
         other: Packed[_S] = Packed.__new__(Packed)
@@ -216,6 +212,11 @@ class Points(Sequence[tuple[int, int]]):
         """Return these pairs, of numbers of 0 to 2**63 - 1."""
         numbers = array("q", [value for pair in pairs for value in pair])
         return cls(numbers, len(numbers) // 2)
+
+    @property
+    def values(self) -> "array[int]":
+        """The second number of each pair."""
+        return self._numbers[1 : 2 * self._pairs : 2]
 
     def __len__(self) -> int:
         return self._pairs

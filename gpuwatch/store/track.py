@@ -38,6 +38,12 @@ _LEAST_ROWS = 320
 _MOST_PENDING = 1024
 """Steps that some ranks have told and others not yet, before they are taken as they are."""
 
+_AT_ONCE = 4096
+"""Records that are made objects at the same time, a kilobyte each."""
+
+_MOST_WAITING = 2**17
+"""Records that wait for a rank that moves and is far behind, 200 bytes each in a large run."""
+
 _STILL = ("silent", "gone", "ended")
 """States of a rank that nothing is waited for."""
 
@@ -130,22 +136,34 @@ class Track:
 
     def take(self, run: RunView) -> None:
         """Take what is new in the windows of a run; call it at least once a window."""
-        moving: list[int] = []
-        known: list[int] = []
-        for rank in run.ranks:
-            if not rank.window:
-                continue
+        windows = {r.rank: (r.window, step_indices(r.window)) for r in run.ranks if r.window}
+        if not windows:
+            return
+        there = [rank for rank in run.ranks if rank.rank in windows]
+        for rank in there:
             self._begin(rank.rank, rank.incarnation)
+        for rank in there:
             self._pause(rank)
-            taken = self._taken.get(rank.rank, -1)
-            indices = step_indices(rank.window)
-            if indices[-1] > taken:
-                self._add_window(rank.rank, rank.window, indices)
-            known.append(indices[-1])
-            if rank.state not in _STILL:
-                moving.append(known[-1])
-        if known:
-            self.settle(min(moving) if moving else max(known))
+        known = {rank.rank: windows[rank.rank][1][-1] for rank in there}
+        moving = [known[rank.rank] for rank in there if rank.state not in _STILL]
+        until = min(moving) if moving else max(known.values())
+        # A few steps of all ranks at a time: whole windows of a large run as objects are megabytes.
+        new: set[int] = set()
+        for number, (_, indices) in windows.items():
+            new.update(indices[self._first_new(number, indices) :])
+        ready = sorted(index for index in new if index <= until)
+        some = max(1, _AT_ONCE // len(windows))
+        for end in ready[some - 1 :: some]:
+            self._add_windows(windows, end)
+            self.settle(end)
+        self._add_windows(windows, until)
+        self.settle(until)
+        self._add_windows(windows, max(known.values()), waiting=True)
+        if len(self._pending) * len(windows) > _MOST_WAITING:
+            self._settle_older_half()
+
+    def _settle_older_half(self) -> None:
+        self.settle(sorted(self._pending)[len(self._pending) // 2])
 
     def add(
         self,
@@ -163,7 +181,7 @@ class Track:
         self._pauses.update(pauses)
         self._add(rank, records)
         if len(self._pending) > _MOST_PENDING:
-            self.settle(sorted(self._pending)[len(self._pending) // 2])
+            self._settle_older_half()
 
     def settle(self, until: int | None = None) -> None:
         """Take the steps up to that index (all) as they are known now."""
@@ -225,16 +243,29 @@ class Track:
             if span.name in PAUSES:
                 self._pauses.add(span.step)
 
-    def _add_window(self, rank: int, window: Sequence[StepRecord], indices: Sequence[int]) -> None:
-        """Take what is new in a window; what is held as bytes stays so until its step is taken."""
-        place = self._places[rank]
-        first = bisect_right(indices, max(self._taken.get(rank, -1), self._settled))
-        held: Sequence[StepRecord | bytes] = (
-            window.held(first) if isinstance(window, Packed) else window[first:]
-        )
-        for index, record in zip(indices[first:], held, strict=True):
-            self._pending.setdefault(index, {})[place] = record
-        self._taken[rank] = indices[-1]
+    def _first_new(self, rank: int, indices: Sequence[int]) -> int:
+        """Return the place of the first step of a window that was not taken."""
+        return bisect_right(indices, max(self._taken.get(rank, -1), self._settled))
+
+    def _add_windows(
+        self,
+        windows: Mapping[int, tuple[Sequence[StepRecord], Sequence[int]]],
+        until: int,
+        *,
+        waiting: bool = False,
+    ) -> None:
+        """Take what is new in windows up to an index; of large runs as bytes if it has to wait."""
+        for rank, (window, indices) in windows.items():
+            first = self._first_new(rank, indices)
+            end = bisect_right(indices, until)
+            if first < end:
+                place = self._places[rank]
+                held: Iterable[StepRecord | bytes] = window[first:end]
+                if waiting and isinstance(window, Packed):
+                    held = map(records_codec.encode, window[first:end])
+                for index, record in zip(indices[first:end], held, strict=True):
+                    self._pending.setdefault(index, {})[place] = record
+                self._taken[rank] = max(self._taken.get(rank, -1), indices[end - 1])
 
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:
         place = self._places[rank]
