@@ -1,14 +1,8 @@
 """`gpuwatch replay`: the screen, on a recording."""
 
 import os
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from gpuwatch.diagnosis import Engine, RunDiagnosis
-    from gpuwatch.store import View
-    from gpuwatch.store.session import Playback
 
 __all__ = ["replay"]
 
@@ -48,6 +42,7 @@ def replay(
     (A) with the first of them (B), and o there chooses among them all. Without a terminal the
     picture at the end, or at STEP, is printed as text.
     """
+    from gpuwatch.commands.judge import Judge
     from gpuwatch.commands.monitor import can_draw, watch_screen
     from gpuwatch.commands.recorded import narrate
     from gpuwatch.commands.text import status_lines
@@ -76,25 +71,7 @@ def replay(
         try:
             shown = (file, *others)
             ctx.exit(
-                watch_screen(hz=hz, session=session, diagnose=_Judge(session), recordings=shown)
+                watch_screen(hz=hz, session=session, diagnose=Judge(session), recordings=shown)
             )
         finally:
             session.close()
-
-
-class _Judge:
-    """The rules on a replay: begins anew where time was moved, with what the window shows there."""
-
-    def __init__(self, session: "Playback") -> None:
-        self._session = session
-        self._seeks = 0
-        self._engine: Engine | None = None
-
-    def __call__(self, view: "View") -> "tuple[RunDiagnosis, ...]":
-        """Evaluate every run of the view."""
-        from gpuwatch.diagnosis import Engine
-
-        if self._engine is None or self._session.seeks != self._seeks:
-            self._seeks = self._session.seeks
-            self._engine = Engine(open_after=1) if self._seeks else Engine()
-        return self._engine(view)

@@ -28,7 +28,7 @@ from gpuwatch.diagnosis.steps import Reader
 from gpuwatch.diagnosis.types import Abstain, Finding, LifeEvent, Rule, RunDiagnosis, RunPicture
 from gpuwatch.store.views import RunView, View
 
-__all__ = ["RULES", "Engine", "diagnose_run"]
+__all__ = ["RULES", "Engine", "Memory", "diagnose_run"]
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -151,6 +151,11 @@ class _RunState:
     passed_s: float = 0.0
     reader: Reader = field(default_factory=Reader)
 
+    def copy(self) -> "_RunState":
+        """Return the same, which goes its own way; without what is only kept for speed."""
+        lives = {kind: replace(life, events=list(life.events)) for kind, life in self.lives.items()}
+        return replace(self, lives=lives, stacks=None, reader=Reader())
+
     def kinds(self, run: RunView, at_s: float) -> Collection[str]:
         """Return the kinds to be looked for now."""
         if self.settled is None and self.last is not None and stands_still(run):
@@ -163,12 +168,18 @@ class _RunState:
         return RULES
 
 
+Memory = Mapping[str, _RunState]
+"""What an engine knows; it never changes."""
+
+
 class Engine:
     """Evaluates views and keeps the findings' identities. Call it about once a second.
 
     Args:
         open_after: evaluations in a row in which a cause must be found before it is shown; 1 for
             one-shot commands, whose window is the only evidence there is.
+        late: it begins in the middle of what there is to see: when that which it finds at its first
+            look has begun is not known.
         ask: sends (verb, run, rank) to a rank. With it the stacks of a hang are asked for when it
             opens; they are in the finding as soon as they have come.
     """
@@ -178,12 +189,22 @@ class Engine:
         *,
         open_after: int = OPEN_AFTER,
         close_after: int = CLOSE_AFTER,
+        late: bool = False,
         ask: Ask | None = None,
     ) -> None:
         self._ask = ask
+        self._late = late
         self._open_after = open_after
         self._close_after = close_after
         self._runs: dict[str, _RunState] = {}
+
+    def remember(self) -> Memory:
+        """Return what is known of every run, for `recall`."""
+        return {run: state.copy() for run, state in self._runs.items()}
+
+    def recall(self, memory: Memory) -> None:
+        """Know what was known when it was remembered, and nothing else."""
+        self._runs = {run: state.copy() for run, state in memory.items()}
 
     def __call__(self, view: View) -> tuple[RunDiagnosis, ...]:
         """Evaluate every run of the view."""
@@ -216,7 +237,11 @@ class Engine:
             abstained += [a for a in state.last.abstained if a.kind not in kinds]
         brief = state.settled is not None and state.passes <= EAGER
         open_after = 1 if brief else self._open_after
-        self._live(state, run, kinds, findings, {a.kind for a in abstained}, view.at_s, open_after)
+        # A one-shot command finds at its only look; there the step of that look is told.
+        joined = state.last is None and (self._late or (brief and self._open_after > 1))
+        self._live(
+            state, run, kinds, findings, {a.kind for a in abstained}, view.at_s, open_after, joined
+        )
         shown = self._shown(state)
         if self._ask is not None:
             shown = self._with_stacks(self._ask, state, run, shown)
@@ -249,8 +274,12 @@ class Engine:
         abstained: set[str],
         at_s: float,
         open_after: int,
+        joined: bool,
     ) -> None:
-        """Let the findings of these kinds live on; those of others stay as they are."""
+        """Let the findings of these kinds live on; those of others stay as they are.
+
+        What opens when a run has just been `joined` has been there before, nobody knows since when.
+        """
         found = {f.kind: f for f in findings}
         for kind, now in found.items():
             finding = now
@@ -265,9 +294,10 @@ class Engine:
                 if not life.id:
                     state.numbered += 1
                     life.id = f"F{state.numbered}"
-                life.tell(what, run.steps, at_s)
                 life.told = finding
-                finding = replace(finding, opened_step=run.steps, opened_s=at_s)
+                if not joined:
+                    life.tell(what, run.steps, at_s)
+                    finding = replace(finding, opened_step=run.steps, opened_s=at_s)
             elif life.open:
                 text = _change(life.told, finding) if life.told is not None else ""
                 if text:

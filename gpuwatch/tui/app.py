@@ -461,8 +461,10 @@ class GpuwatchApp(App[None]):
             self.open_rank(finding.ranks[0])
             if moved:
                 self.tell(f"as it was when {finding.id} opened; space goes on from now", "accent")
-            else:
+            elif finding.opened_s > 0:
                 self.tell("it opened before what is kept; this is now", "warning")
+            else:
+                self.tell("nobody saw it open; this is now", "warning")
 
     # --- commands to ranks ---------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class FindingLog:
                     continue
                 cost = _cost(item)
                 gain = f"  +{cost:,.0f} ms/step" if cost else ""
-                turn = "opened"
+                turn = "opened" if item.opened_step else "is open"
                 if before is not None or any(event.what == "reopened" for event in item.life):
                     turn = f"reopened at step {item.opened_step:,}"
                 text = f"{item.id} {turn}: {item.summary or item.kind}{gain}"

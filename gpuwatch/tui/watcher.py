@@ -420,10 +420,21 @@ class Watcher:
         return True
 
     def go_to_time(self, at_s: float) -> bool:
-        """Show the moment nearest to a wall-clock time; False where it is not kept."""
+        """Show the moment nearest to a wall-clock time; False where it is not kept.
+
+        A replay goes there itself, and stands.
+        """
         run = self._scene.run
+        replayed = self.replayed
+        if replayed is not None:
+            position_s = replayed.position + at_s - self._view.at_s
+            if not -1.0 <= position_s <= replayed.duration:
+                return False
+            replayed.paused = True
+            replayed.seek(max(0.0, position_s))
+            return True
         moments = self._past.moments(run.run) if run is not None else ()
-        if self.replayed is not None or not moments or at_s < moments[0].at_s - 1.0:
+        if not moments or at_s < moments[0].at_s - 1.0:
             return False
         if at_s >= self._view.at_s:
             return False

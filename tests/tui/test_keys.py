@@ -556,7 +556,7 @@ def test_help_lists_the_keys_of_the_view_it_was_opened_on() -> None:
     async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
         text = await press(pilot, "4", "question_mark")
         assert "Keys here" in text
-        assert "copy it as Markdown" in text
+        assert "copy what is shown as Markdown" in text
         text = await press(pilot, "question_mark", "2", "question_mark")
         assert "copy it as Markdown" not in text
         assert "where every thread of the rank stands now" in text
@@ -661,3 +661,32 @@ def test_a_recording_is_paused_and_moved_in() -> None:
         assert not app.watcher.scene.paused
 
     drive(session, script, size=(160, 45))
+
+
+def test_enter_on_a_finding_of_a_recording_goes_to_its_moment() -> None:
+    session = Recording(two_ranks())
+    finding = few_workers(ranks=(1,), opened_s=NOW_S - 40)
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        text = await press(pilot, "4", "enter", "enter")
+        assert isinstance(app.screen, RankScreen)
+        assert (session.position, session.paused) == (152.0, True)
+        assert "as it was when F1 opened" in footer(text)
+
+    drive(session, script, size=(160, 45), diagnose=found(finding))
+
+
+@pytest.mark.parametrize(
+    ("opened_s", "words"),
+    [(NOW_S - 400, "it opened before what is kept"), (0.0, "nobody saw it open")],
+)
+def test_a_moment_that_is_not_kept_is_said(opened_s: float, words: str) -> None:
+    session = Recording(two_ranks())
+    finding = few_workers(ranks=(1,), opened_s=opened_s)
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        text = await press(pilot, "4", "enter", "enter")
+        assert words in footer(text)
+        assert (session.position, session.paused) == (192.0, False)
+
+    drive(session, script, size=(160, 45), diagnose=found(finding))
