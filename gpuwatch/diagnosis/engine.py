@@ -55,7 +55,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 
 OPEN_AFTER = 2
 CLOSE_AFTER = 5
-"""Evaluations in a row, one a second: a finding must hold to open and be gone to close."""
+"""Evaluations in a row, one a second: a finding must hold to open and be gone to close. So must a
+greater and a lesser severity than the one that is shown."""
 
 ABSTAINED = 6
 """Abstentions that weigh as much as one evaluation without the finding."""
@@ -71,6 +72,7 @@ COST_CHANGED = 0.25
 """Of the cost when it was told last: a smaller change is no update."""
 
 _HANG = ("hang",)
+_SEVERITIES = ("note", "warning", "critical")
 _KEPT_EVENTS = 16
 _KEPT_RESOLVED = 16
 _KEPT_RUNS = 64
@@ -115,6 +117,25 @@ class _Life:
     events: list[LifeEvent] = field(default_factory=list)
     told: Finding | None = None
     """As it was when its last event was told."""
+    other: int = 0
+    """Evaluations in a row of another severity than the one that is shown."""
+
+    def steadied(self, now: Finding, rise_after: int, fall_after: int) -> Finding:
+        """Return an open finding with the severity to show: a new one has to hold first.
+
+        Near a limit, or on a machine that others use now and then, it would change every second. A
+        consequence is a note at once: its cause carries the severity.
+        """
+        shown = self.finding.severity
+        if now.severity == shown or now.follows is not None:
+            self.other = 0
+            return now
+        self.other += 1
+        rises = _SEVERITIES.index(now.severity) > _SEVERITIES.index(shown)
+        if self.other >= (rise_after if rises else fall_after):
+            self.other = 0
+            return now
+        return replace(now, severity=shown)
 
     def tell(self, what: str, step: int, at_s: float, text: str = "") -> None:
         """Note an event; the first one is kept for ever, of the others the latest."""
@@ -299,6 +320,7 @@ class Engine:
                     life.tell(what, run.steps, at_s)
                     finding = replace(finding, opened_step=run.steps, opened_s=at_s)
             elif life.open:
+                finding = life.steadied(now, open_after, self._close_after)
                 text = _change(life.told, finding) if life.told is not None else ""
                 if text:
                     life.tell("updated", run.steps, at_s, text)

@@ -393,6 +393,36 @@ def test_a_life_full_of_events_keeps_the_first_and_the_latest() -> None:
     assert [e.what for e in (life[0], *life[-2:])] == ["opened", "reopened", "resolved"]
 
 
+def test_a_severity_that_comes_and_goes_stays_what_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now: dict[str, Finding] = {}
+    monkeypatch.setattr(
+        "gpuwatch.diagnosis.engine.diagnose_run", lambda *_: (list(now.values()), [])
+    )
+    engine, view = Engine(), view_of(starving())
+    (one, *_) = findings(starving())
+
+    def shown(severity: str, **more: Any) -> str:
+        now["one"] = dataclasses.replace(one, severity=severity, **more)
+        (diagnosis,) = engine(view)
+        return diagnosis.findings[0].severity if diagnosis.findings else ""
+
+    assert [shown(s) for s in ("warning", "warning")] == ["", "warning"]
+    # Up when it has held twice, down after five.
+    assert [shown(s) for s in ("critical", "warning", "critical")] == ["warning"] * 3
+    assert shown("critical") == "critical"
+    flapping = ["note", "critical", "warning", "note", "note", "note", "critical"]
+    assert [shown(s) for s in flapping] == ["critical"] * 7
+    assert [shown("note") for _ in range(5)] == [*["critical"] * 4, "note"]
+    (diagnosis,) = engine(view)
+    updates = [event.text for event in diagnosis.findings[0].life if event.what == "updated"]
+    assert updates == ["severity warning -> critical", "severity critical -> note"]
+    # What follows another is a note at once.
+    assert [shown("critical"), shown("critical")] == ["note", "critical"]
+    assert shown("note", follows="straggler", cost_ms=None) == "note"
+
+
 def over(view: View) -> View:
     """The same picture, its run at an end."""
     return dataclasses.replace(
