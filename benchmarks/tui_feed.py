@@ -5,13 +5,13 @@ hello, checkpoints and its workers' totals. Then a frame a node and second has a
 and what the sampler says of devices, ranks and two loader workers a rank.
 """
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from gpuwatch.schema import (
-    PHASES,
     WIRE_VERSION,
     Ddp,
     GpuSample,
@@ -41,7 +41,6 @@ LARGE_BEFORE_S = 64
 _LARGE = 4096
 
 WORKERS = 2
-_VARIANTS = 16
 _PROCESS = ("cpu_percent", "rss", "threads", "major_faults_per_s", "read_bytes_per_s", "fds")
 _HOST = ("cpu_percent", "memory_used", "memory_total", "load1", "psi_cpu_some", "psi_io_some")
 _GPU = (
@@ -71,7 +70,7 @@ class Job:
         self.offset_s = offset_s
         self.before_s = LARGE_BEFORE_S if nodes * per_node > _LARGE else BEFORE_S
         self._encoder = msgspec.msgpack.Encoder()
-        self._parts: dict[tuple[int, int], msgspec.Raw] = {}
+        self._chance = random.Random(0)
 
     def frames(self, second: int) -> Iterator[bytes]:
         """Return a frame of every node; that of second 0 carries the past."""
@@ -92,36 +91,30 @@ class Job:
         return msgspec.Raw(self._encoder.encode(thing))
 
     def _records(self, rank: int, second: int, at_s: float) -> msgspec.Raw:
-        """Return the steps of a rank; those of every sixteenth are the same."""
-        variant = rank % _VARIANTS
-        key = (variant, second)
-        if self.offset_s or key not in self._parts:
-            first = second if second == 0 else self.before_s + second - 1
-            number = self.before_s if second == 0 else 1
-            found = []
-            for i in range(number):
-                jitter_ns = ((variant * 37 + (first + i) * 11) % 101) * 10_003
-                host = PhasesNs(
-                    *(620_000_000 + jitter_ns, 400_000, 28_000_000, 44_000_000 + jitter_ns),
-                    *(8_000_000, 3_100_000, 1_400_000),
+        """Return the steps of a rank. No two are alike: what is kept of them is not squeezed more
+        than that of a real job would be.
+        """
+        first = second if second == 0 else self.before_s + second - 1
+        number = self.before_s if second == 0 else 1
+        found = []
+        for i in range(number):
+            host = self._phases(620, 0.4, 28, 44 + rank % 16, 8, 3.1, 1.4)
+            device = self._phases(400, 0.4, 128, 144 + rank % 16, 28, 3.1, 1.4)
+            noise = self._chance.random()
+            took_ns = sum(msgspec.structs.astuple(host))
+            found.append(
+                StepRecord(
+                    *(first + i, at_s - number + i, took_ns, host, device, "device", 1, 64, 8192),
+                    *(1.28 + noise / 10, 61_200_000_000 + int(1e6 * noise), 0.0, 2, (), "train"),
+                    2_000_000 + int(1e6 * noise),
                 )
-                device = PhasesNs(
-                    *(400_000_000 + jitter_ns, 400_000, 128_000_000, 144_000_000 + jitter_ns),
-                    *(28_000_000, 3_100_000, 1_400_000),
-                )
-                found.append(
-                    StepRecord(
-                        *(first + i, at_s - number + i, 0, host, device, "device", 1, 64, 8192),
-                        *(1.28 + jitter_ns / 1e9, 61_200_000_000 + jitter_ns, 0.0, 2, (), "train"),
-                        2_000_000 + jitter_ns,
-                    )
-                )
-                took_ns = sum(getattr(host, name) for name in PHASES)
-                found[-1] = msgspec.structs.replace(found[-1], step_ns=took_ns)
-            if len(self._parts) > 4 * _VARIANTS:
-                self._parts.clear()
-            self._parts[key] = self._raw(found)
-        return self._parts[key]
+            )
+        return self._raw(found)
+
+    def _phases(self, *around_ms: float) -> PhasesNs:
+        """Return phases of about so many ms, each by up to 2 % more or less."""
+        chance = self._chance.random
+        return PhasesNs(*[int(ms * (0.98e6 + 0.04e6 * chance())) for ms in around_ms])
 
     def _rank(self, rank: int, node: int, second: int, at_s: float) -> msgspec.Raw:
         steps = self.before_s + second

@@ -1,19 +1,22 @@
 """The last ten minutes, packed: what is needed to draw curves and to scroll back.
 
 A moment holds the numbers of every rank and device as 4-byte floats, NaN for what is not known.
-A whole view of a large run takes megabytes; a moment of it takes 64 bytes a rank.
+A whole view of a large run takes megabytes; a moment of it takes 64 bytes a rank and 52 a device,
+and about a third of that where there are many, which are kept compressed, each field by itself.
 """
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpuwatch.schema import PHASES, GpuSample, Reading
+from gpuwatch.store.packed import PACK_ABOVE
 from gpuwatch.store.views import NodeView, RankView, RunView
 from gpuwatch.tui.render import numbers
 
@@ -82,6 +85,43 @@ Point = tuple[float, float | None]
 """A wall-clock time in seconds and a value."""
 
 
+class Columns:
+    """Rows of numbers, compressed a column at a time: a curve reads one, and they are alike.
+
+    Of each number the bytes of the same weight are together, of which the first ones hardly differ.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, rows: Iterable[Sequence[float | None]]) -> None:
+        self._columns = tuple([_squeezed(column) for column in zip(*rows, strict=True)])
+
+    def column(self, place: int) -> array[float]:
+        """Return a number of every row, NaN for what is not known."""
+        if not self._columns:
+            return array("f")
+        planes = zlib.decompress(self._columns[place])
+        count = len(planes) // 4
+        data = bytearray(len(planes))
+        for i in range(4):
+            data[i::4] = planes[i * count : (i + 1) * count]
+        return array("f", bytes(data))
+
+
+def _squeezed(column: Sequence[float | None]) -> bytes:
+    data = array("f", [nan if value is None else value for value in column]).tobytes()
+    return zlib.compress(b"".join([data[i::4] for i in range(4)]), 1)
+
+
+Numbers: TypeAlias = "array[float] | Columns"
+"""A row of numbers after the other, or columns of them."""
+
+
+def _column_of(values: Numbers, place: int, width: int) -> array[float]:
+    """Return a number of every row."""
+    return values.column(place) if isinstance(values, Columns) else values[place::width]
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """One run at one time. The tuples of names are shared between moments where they are equal."""
@@ -94,27 +134,33 @@ class Moment:
     step_ms: float | None
     state: str
     ranks: Mapping[int, int]
-    values: array[float]
+    values: Numbers
     states: tuple[str, ...]
     gpus: Mapping[str, int]
-    gpu_values: array[float]
+    gpu_values: Numbers
     findings: tuple[Finding, ...]
 
     def rank(self, rank: int, field: str) -> float | None:
         """Return a number of a rank, None where it was not known."""
         place = self.ranks.get(rank)
-        if place is None:
-            return None
-        value = self.values[place * len(RANK_FIELDS) + _RANK_PLACE[field]]
-        return value if isfinite(value) else None
+        return None if place is None else _known(self.rank_column(field)[place])
 
     def gpu(self, uuid: str, field: str) -> float | None:
         """Return a reading of a device, None where it was not known."""
         place = self.gpus.get(uuid)
-        if place is None:
-            return None
-        value = self.gpu_values[place * len(GPU_FIELDS) + _GPU_PLACE[field]]
-        return value if isfinite(value) else None
+        return None if place is None else _known(self.gpu_column(field)[place])
+
+    def rank_column(self, field: str) -> array[float]:
+        """Return a number of every rank, in the order of `ranks`; NaN where it was not known."""
+        return _column_of(self.values, _RANK_PLACE[field], len(RANK_FIELDS))
+
+    def gpu_column(self, field: str) -> array[float]:
+        """Return a reading of every device, in the order of `gpus`; NaN where it was not known."""
+        return _column_of(self.gpu_values, _GPU_PLACE[field], len(GPU_FIELDS))
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def _stall_ms(rank: RankView, since_s: float) -> float | None:
@@ -154,7 +200,9 @@ def _rank_values(rank: RankView, since_s: float) -> list[float | None]:
     ]
 
 
-def _packed(rows: Iterable[Sequence[float | None]]) -> array[float]:
+def _packed(rows: Sequence[Sequence[float | None]]) -> Numbers:
+    if len(rows) > PACK_ABOVE:
+        return Columns(rows)
     return array("f", [nan if value is None else value for row in rows for value in row])
 
 
@@ -209,12 +257,14 @@ class Past:
             run.step_ms,
             run.state,
             ranks,
-            _packed(_rank_values(rank, since_s) for rank in run.ranks),
+            _packed([_rank_values(rank, since_s) for rank in run.ranks]),
             states,
             places,
             _packed(
-                [numbers.reading_value(gpu.readings.get(name)) for name in GPU_FIELDS]
-                for gpu in gpus.values()
+                [
+                    [numbers.reading_value(gpu.readings.get(name)) for name in GPU_FIELDS]
+                    for gpu in gpus.values()
+                ]
             ),
             findings,
         )
@@ -260,15 +310,9 @@ class Past:
         if newest is moments[-1]:
             return found
         found = []
-        of_rank = isinstance(item, int)
-        width = len(RANK_FIELDS) if of_rank else len(GPU_FIELDS)
-        place = _RANK_PLACE[field] if of_rank else _GPU_PLACE[field]
         for moment in moments:
-            row = moment.ranks.get(item) if isinstance(item, int) else moment.gpus.get(item)
-            value: float | None = None
-            if row is not None:
-                value = (moment.values if of_rank else moment.gpu_values)[row * width + place]
-            found.append((moment.at_s, value if value is not None and isfinite(value) else None))
+            value = moment.rank(item, field) if isinstance(item, int) else moment.gpu(item, field)
+            found.append((moment.at_s, value))
         if len(self._columns) >= _KEPT_COLUMNS:
             self._columns.clear()
         self._columns[run, item, field] = (moments[-1], found)
@@ -278,15 +322,13 @@ class Past:
 def run_at(run: RunView, moment: Moment) -> RunView:
     """Return a run as it was: numbers and states of that moment, everything else as it is now."""
     ranks = []
-    width = len(RANK_FIELDS)
+    columns = [moment.rank_column(name) for name in RANK_FIELDS]
     for rank in run.ranks:
         place = moment.ranks.get(rank.rank)
         if place is None:
             continue
-        row = moment.values[place * width : (place + 1) * width]
         value = {
-            name: number if isfinite(number) else None
-            for name, number in zip(RANK_FIELDS, row, strict=True)
+            name: _known(column[place]) for name, column in zip(RANK_FIELDS, columns, strict=True)
         }
         step_ms, wait_ms = value["step_ms"], value["data_wait"]
         state = moment.states[place]
@@ -322,13 +364,15 @@ def run_at(run: RunView, moment: Moment) -> RunView:
 
 def nodes_at(nodes: Sequence[NodeView], moment: Moment) -> tuple[NodeView, ...]:
     """Return nodes with the readings of their devices as they were; others are left as they are."""
+    columns = {name: moment.gpu_column(name) for name in GPU_FIELDS}
 
     def then(gpu: GpuSample) -> GpuSample:
-        if gpu.uuid not in moment.gpus:
+        place = moment.gpus.get(gpu.uuid)
+        if place is None:
             return gpu
         readings = dict(gpu.readings)
         for name in GPU_FIELDS:
-            now, value = readings.get(name), moment.gpu(gpu.uuid, name)
+            now, value = readings.get(name), _known(columns[name][place])
             if now is None:
                 continue
             if value is None:

@@ -1,0 +1,74 @@
+"""What is kept of a run of many ranks, which is compressed, and of one of few, which is not."""
+
+import sys
+from array import array
+from dataclasses import replace
+
+import pytest
+from tui.fakes import cluster
+
+from gpuwatch.tui import past as module
+from gpuwatch.tui.past import (
+    GPU_FIELDS,
+    RANK_FIELDS,
+    Columns,
+    Moment,
+    Past,
+    nodes_at,
+    run_at,
+)
+
+NODES = 20
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, compress_above: int) -> tuple[Past, Moment]:
+    """The past of a run of 160 ranks, of three seconds each another picture, and its last one."""
+    monkeypatch.setattr(module, "PACK_ABOVE", compress_above)
+    past = Past()
+    for seed in range(3):
+        view = cluster(NODES, 8, slow_node=0, seed=seed)
+        gpus = {gpu.uuid: gpu for node in view.nodes for gpu in node.gpus}
+        assert past.keep(view.runs[0], gpus, (), 1000.0 + 10 * seed)
+    return past, past.moments(view.runs[0].run)[-1]
+
+
+def test_many_ranks_are_kept_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, one = kept(monkeypatch, 10**9)
+    small, other = kept(monkeypatch, 128)
+    assert isinstance(one.values, array)
+    assert isinstance(other.values, Columns)
+    run = cluster(NODES, 8, slow_node=0, seed=5).runs[0]
+    for field in RANK_FIELDS:
+        for rank in (0, 7, 159, 160):
+            assert other.rank(rank, field) == one.rank(rank, field)
+            assert small.rank_points(run.run, rank, field) == plain.rank_points(
+                run.run, rank, field
+            )
+    known = [field for field in RANK_FIELDS if one.rank(7, field) is not None]
+    assert len(known) > 6
+    uuid = next(iter(one.gpus))
+    for field in GPU_FIELDS:
+        assert other.gpu(uuid, field) == one.gpu(uuid, field)
+        assert small.gpu_points(run.run, uuid, field) == plain.gpu_points(run.run, uuid, field)
+    assert other.gpu(uuid, "gpu_util") is not None
+    assert other.gpu("another", "gpu_util") is None
+    assert run_at(run, other) == run_at(run, one)
+    nodes = cluster(NODES, 8, slow_node=0, seed=5).nodes
+    assert nodes_at(nodes, other) == nodes_at(nodes, one)
+    assert nodes_at(nodes, other) != nodes
+
+
+def test_a_moment_of_many_ranks_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, one = kept(monkeypatch, 10**9)
+    _, other = kept(monkeypatch, 128)
+    assert isinstance(other.values, Columns)
+    size = sum(map(sys.getsizeof, other.values._columns))
+    assert size < 0.7 * sys.getsizeof(one.values)
+
+
+def test_nothing_is_nothing() -> None:
+    assert list(Columns([]).column(3)) == []
+    run = replace(cluster(1, 8).runs[0], ranks=())
+    past = Past()
+    assert past.keep(run, {}, (), 1000.0)
+    assert past.rank_points(run.run, 0, "own_ms") == [(1000.0, None)]
