@@ -52,20 +52,28 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "zoom-in": Action("plus,equals_sign", "zoom(-1)", "curves of less time", "+"),
     "zoom-out": Action("minus", "zoom(1)", "curves of more time", "+ -"),
-    "previous": Action("left_square_bracket,N", "step(-1)", "the previous one", "["),
-    "next": Action("right_square_bracket,n", "step(1)", "the next one", "[ ]"),
-    "evidence": Action("enter", "evidence", "to its evidence on the time axis", "enter"),
-    "copy": Action("c", "copy", "copy its first hint, to a buffer of tmux or the clipboard"),
-    "copy-markdown": Action("y", "copy_markdown", "copy it as Markdown"),
-    "snooze": Action("x", "snooze", "aside for ten minutes, unless it gets worse; again: back"),
-    "verify": Action("v", "verify", "freeze its window to check a change against it; again: not"),
+    "previous": Action(
+        "left_square_bracket,N", "step(-1)", "the previous run, rank, device or finding", "["
+    ),
+    "next": Action(
+        "right_square_bracket,n", "step(1)", "the next run, rank, device or finding", "[ ]"
+    ),
+    "evidence": Action("enter", "evidence", "to the finding's evidence on the time axis", "enter"),
+    "copy": Action("c", "copy", "copy the finding's first hint: buffer of tmux or clipboard"),
+    "copy-markdown": Action("y", "copy_markdown", "copy what is shown as Markdown"),
+    "snooze": Action(
+        "x", "snooze", "finding aside for ten minutes, unless it gets worse; again: back"
+    ),
+    "verify": Action(
+        "v", "verify", "check a change: freeze the finding's window; again: let it go"
+    ),
     "choose": Action("o", "choose", "choose what is compared, A and B"),
     "all": Action("a", "all", "equal settings too, or the differences alone"),
     "memory": Action("M", "memory", "memory of the rank: its process, CUDA, its tensors"),
     "tensors": Action("T", "tensors", "count its tensors too: holds the rank for 50 ms at most"),
     "profile": Action("p", "profile", "profile a few steps of the rank"),
     "knobs": Action("K", "knobs", "live knobs of the run, and the commands of every monitor"),
-    "apply": Action("a", "apply", "set what its hint proposes in the running training"),
+    "apply": Action("a", "apply", "set what the finding's hint proposes in the running training"),
     "set": Action("enter", "set_knob", "type another value for the knob"),
     "confirm": Action("enter", "confirm", "do it"),
     "more": Action("plus,equals_sign", "count(1)", "one step more", "+"),
@@ -77,6 +85,8 @@ ACTIONS: Mapping[str, Action] = {
     "search": Action("slash", "filter", "search the output", "/"),
     "find": Action("n,right_square_bracket", "step(1)", "the next line that holds it", "n/N"),
     "find-back": Action("N,left_square_bracket", "step(-1)", "the line before that holds it", "N"),
+    "left": Action("left", "shift(-1)", "to the left in long lines", "← →"),
+    "right": Action("right", "shift(1)", "to the right in long lines"),
     "detach": Action("d", "detach", "leave the command running and quit"),
     "stop": Action("s", "stop_job", "stop the command; again: at once"),
     "runs": Action("o", "runs", "list of the runs, to go to another"),

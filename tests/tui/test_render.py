@@ -464,6 +464,7 @@ def test_no_finding_is_said_only_after_a_look() -> None:
         (two_ranks(), {"paused": True}, "PAUSED"),
         (view([run_view([rank_view()], state="ended")]), {}, "ENDED"),
         (view([run_view([rank_view(state="gone")])]), {}, "GONE"),
+        (view([run_view([rank_view(state="gone")], state="ended")]), {}, "GONE"),
         (replace(two_ranks(), link="replay"), {}, "REPLAY"),
     ],
 )
@@ -498,6 +499,30 @@ def test_verdict_names_the_worst_trouble_first() -> None:
     assert line.strip().startswith("✖ rank 2 hung in comm 45 s")
     ended = text_of(verdict_line(one_run(run_view(ranks, state="ended")), 160))
     assert "hung" not in ended
+
+
+def test_the_end_of_a_run_says_what_was_wrong_with_it() -> None:
+    well = rank_view(0, state="ended", state_reason="exit")
+    dead = rank_view(1, state="gone", state_reason="its process has ended without a goodbye")
+    failed = rank_view(1, state="ended", state_reason="exception: ValueError: no")
+    for ranks, words in (
+        ([well, dead], "✖ rank 1 gone: its process has ended without a goodbye"),
+        ([dead, dead], "✖ 2 ranks gone: its process has ended without a goodbye"),
+        ([well, failed], "▲ rank 1 ended: exception: ValueError: no"),
+    ):
+        scene = one_run(run_view(ranks, state="ended"))
+        assert text_of(verdict_line(scene, 120)).strip().startswith(words)
+    over = text_of(verdict_line(one_run(run_view([well, well], state="ended")), 120))
+    assert not {"✖", "▲"} & set(over.split(" │ ")[0])
+
+
+def test_the_clock_of_a_run_that_is_over_stands() -> None:
+    began_s = NOW_S - 5000.0
+    over = [rank_view(n, state="ended", ended_s=began_s + 26.0 - n) for n in range(2)]
+    run = run_view(over, state="ended", started_s=began_s)
+    assert "00:00:26" in text_of(header_line(scene_of(view([run])), 120))
+    unknown = run_view([over[0], rank_view(1, state="gone")], state="ended", started_s=began_s)
+    assert "01:23:20" in text_of(header_line(scene_of(view([unknown])), 120))
 
 
 def test_verdict_shows_the_message_when_contact_is_lost() -> None:

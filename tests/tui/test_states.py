@@ -54,7 +54,10 @@ def of_state(state: str, slow_node: int | None = 3) -> View:
             item = replace(item, state="gone", state_reason="exit code -9 (killed)", age_s=75.0)
         ranks.append(item)
     age_s = {"silent": 14.0, "gone": 75.0}.get(state, 0.1)
-    picture = replace(picture, runs=(replace(run, ranks=tuple(ranks), age_s=age_s),))
+    # As the store has it: a run whose ranks are all dead is over.
+    word = "ended" if state == "gone" else run.state
+    run = replace(run, ranks=tuple(ranks), age_s=age_s, state=word)
+    picture = replace(picture, runs=(run,))
     if state in ("silent", "gone"):
         told = Event(NOW_S - age_s, f"32 ranks {state}", "warning", run.run)
         picture = replace(picture, events=(*picture.events, told))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -29,6 +30,7 @@ __all__ = [
     "quiet_rows",
     "ranks_text",
     "stack_texts",
+    "with_cause",
 ]
 
 SEVERITY_GLYPHS = {"critical": "✖", "warning": "▲", "note": "·"}
@@ -66,6 +68,17 @@ def cost_text(item: Finding) -> str:
         digits = 1 if abs(item.cost_ms) < 9.95 else 0
         return f"+{item.cost_ms:,.{digits}f} ms/step"
     return f"follows {item.follows}" if item.follows else "--"
+
+
+def with_cause(item: Finding, findings: Sequence[Finding]) -> Finding:
+    """Return a finding that follows another by that one's id, where it names its kind alone.
+
+    A finding that is resolved keeps the kind: what it followed has not been looked for since.
+    """
+    for cause in findings:
+        if item.follows == cause.kind and cause.id:
+            return replace(item, follows=cause.id)
+    return item
 
 
 def _step(value: float) -> str:
@@ -183,7 +196,7 @@ def finding_rows(
     if width >= 110:
         right.append((f"  {pad(f'confidence {item.confidence}', 17)}", "dim"))
     elif width >= 70:
-        right.append((f"  {pad(item.confidence, 6)}", "dim"))
+        right.append((f"  conf {pad(item.confidence, 6)}", "dim"))
     right.append((" ", "text"))
     rows = [spread(left, right, width)]
     if hints and item.hints and not quiet:
@@ -267,6 +280,7 @@ def _check(item: Finding, scene: Scene, width: int) -> list[Line]:
 
 def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = True) -> list[Line]:
     """Return every line of one finding: evidence, what was ruled out, what to try."""
+    item = with_cause(item, scene.findings)
     glyph, style = _severity(item)
     run, summary = scene.run, scene.summary
     # What it predicts is for the step of its time, not for the one of now.

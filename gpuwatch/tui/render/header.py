@@ -24,11 +24,11 @@ def link_word(scene: Scene) -> tuple[str, str]:
         return "NO CONTACT", "critical"
     if run is None:
         return ("REPLAY", "accent") if view.link == "replay" else ("LIVE", "ok")
+    states = {rank.state for rank in run.ranks}
+    if "gone" in states and states <= {"gone", "ended"}:
+        return "GONE", "critical"
     if run.state == "ended":
         return "ENDED", "accent"
-    states = {rank.state for rank in run.ranks}
-    if states and states <= {"gone", "ended"}:
-        return "GONE", "critical"
     if view.link == "replay":
         return "REPLAY", "accent"
     age_s = run.age_s + scene.since_s
@@ -83,7 +83,7 @@ def header_line(scene: Scene, width: int) -> Line:
     if scene.replay is not None:
         right += [("  ", "text"), *_replay_bar(scene, width)]
     elif run is not None and width >= 70:
-        right += [("  ", "text"), (numbers.clock(view.at_s - run.started_s), "dim")]
+        right += [("  ", "text"), (numbers.clock(_elapsed_s(scene, run)), "dim")]
     right.append((" ", "text"))
     lead: Line = [(" ◉ ", style)]
     job: Line = []
@@ -108,24 +108,51 @@ def header_line(scene: Scene, width: int) -> Line:
         step += f"/{run.total_steps:,}"
     parts.append([(step, "text")])
     parts.append([(_size(run), "text")])
+    room = max(1, width - width_of(right) - 1)
+    left = join(parts, ("  ", "text"), room)
     if run.loss is not None:
         # A loss that is no number is the news of the day, not a gap in the data.
-        parts.append(
-            [
-                ("loss ", "dim"),
-                (numbers.loss(run.loss), "text" if numbers.known(run.loss) else "critical"),
-            ]
-        )
-    if run.epoch is not None:
-        parts.append([("epoch ", "dim"), (numbers.loss(run.epoch), "text")])
-    room = width - width_of(right) - 1
-    return spread(join(parts, ("  ", "text"), max(1, room)), right, width)
+        style = "text" if numbers.known(run.loss) else "critical"
+        room -= width_of([("  loss ", ""), (numbers.loss(run.loss), style)])
+    if run.epoch is not None and width_of(left) < room:
+        left = join([left, [("epoch ", "dim"), (_epoch(run.epoch), "text")]], ("  ", "text"), room)
+    if run.loss is not None and width_of(left) <= room:
+        # Last, for it has another length at every step.
+        left += [("  loss ", "dim"), (numbers.loss(run.loss), style)]
+    return spread(left, right, width)
+
+
+def _epoch(value: float) -> str:
+    """Return an epoch, a whole one or, where the loop counts parts, with two decimals."""
+    if not numbers.known(value):
+        return numbers.loss(value)
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+
+
+def _elapsed_s(scene: Scene, run: RunView) -> float:
+    """Return how long a run has gone on, of one that is over until its last rank ended."""
+    ends = [rank.ended_s for rank in run.ranks]
+    if run.state == "ended" and ends and None not in ends:
+        return max([end for end in ends if end is not None]) - run.started_s
+    return scene.view.at_s - run.started_s
+
+
+def _end(run: RunView) -> Line:
+    """Return what was wrong with the end of a run, nothing where all was well."""
+    gone = [rank for rank in run.ranks if rank.state == "gone"]
+    failed = gone or [rank for rank in run.ranks if rank.state_reason.startswith("exception")]
+    if not failed:
+        return []
+    sign, style, word = ("✖", "critical", "gone") if gone else ("▲", "warning", "ended")
+    who = f"rank {failed[0].rank}" if len(failed) == 1 else f"{len(failed):,} ranks"
+    reason = failed[0].state_reason
+    return [(f"{sign} {who} {word}" + (f": {reason}" if reason else ""), style)]
 
 
 def _trouble(scene: Scene) -> Line:
-    if scene.summary is None or scene.summary.first_trouble is None:
-        return []
     if scene.run is not None and scene.run.state == "ended":
+        return _end(scene.run)
+    if scene.summary is None or scene.summary.first_trouble is None:
         return []
     rank = scene.summary.first_trouble
     number = scene.summary.states.get(rank.state, 1)
@@ -140,6 +167,26 @@ def _trouble(scene: Scene) -> Line:
     if rank.state_reason and rank.state_reason not in text:
         text += f": {rank.state_reason}"
     return [(text, "critical" if critical else "warning")]
+
+
+_OF_WAIT = frozenset(
+    {"data_wait", "data_wait_excess", "queue_depth", "batch_cost", "wait_in_bursts"}
+)
+_OF_COMM = frozenset({"comm", "comm_excess", "transfer", "peer_wait"})
+"""What the first evidence of a finding is about, where the figure above is the one it explains."""
+
+
+def _mark(scene: Scene, metrics: frozenset[str]) -> Line:
+    """Return the sign of the worst open finding about a figure, nothing where there is none."""
+    severities = {
+        item.severity
+        for item in scene.open_findings
+        if item.evidence and item.evidence[0].metric in metrics
+    }
+    for severity, sign in (("critical", " ✖"), ("warning", " ▲")):
+        if severity in severities:
+            return [(sign, severity)]
+    return []
 
 
 def verdict_line(scene: Scene, width: int) -> Line:
@@ -158,6 +205,7 @@ def verdict_line(scene: Scene, width: int) -> Line:
             parts.append([("step ", "dim"), (numbers.duration(summary.step_ms), "strong")])
         if summary.wait_worst is not None:
             wait: Line = [("data wait ", "dim"), (numbers.share(summary.wait_worst), "strong")]
+            wait += _mark(scene, _OF_WAIT)
             if len(run.ranks) > 1:
                 wait += [
                     (" worst ", "dim"),
@@ -166,7 +214,8 @@ def verdict_line(scene: Scene, width: int) -> Line:
                 ]
             parts.append(wait)
         if summary.comm_share is not None:
-            parts.append([("comm ", "dim"), (numbers.share(summary.comm_share), "text")])
+            comm: Line = [("comm ", "dim"), (numbers.share(summary.comm_share), "text")]
+            parts.append([*comm, *_mark(scene, _OF_COMM)])
         if run.samples_per_s is not None:
             rate = numbers.count(run.samples_per_s)
             parts.append([(rate, "text"), (" samples/s", "dim")])

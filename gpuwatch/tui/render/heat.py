@@ -1,5 +1,6 @@
 """One number of every rank as one glyph each, grouped by node: shape and colour say the same."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -192,13 +193,15 @@ def heat_lines(
     selected: int | None = None,
     passing: frozenset[int] | None = None,
     grid: HeatGrid | None = None,
+    flags: Mapping[int, str] | None = None,
 ) -> list[Line]:
     """Return at most `height` lines; the last one is the scale.
 
     A glyph that stands for several ranks shows the greatest. `selected` is a rank number: its row
     is marked at the left and its glyph from below, where a line is left for that; the glyph keeps
     its shape, which is its value. `passing` are the positions that the filter lets through, the
-    others are a faint dot; `grid` is that of `height` - 1 rows, where it was made before.
+    others are a faint dot; `grid` is that of `height` - 1 rows, where it was made before. `flags`
+    are the findings that single a rank out, by its number: behind its row they are named.
     """
     if height <= 0 or not run.ranks:
         return []
@@ -223,6 +226,7 @@ def heat_lines(
     levels = iter(heat_levels(shown, low, high))
     here = next((i for i, rank in enumerate(run.ranks) if rank.rank == selected), None)
     here_at = -1 if here is None else grid.positions.index(here)
+    flagged = [flags.get(run.ranks[i].rank, "") for i in grid.positions] if flags else []
     lines: list[Line] = []
     pointed: int | None = None
     for name, cells in grid.rows:
@@ -247,12 +251,26 @@ def heat_lines(
             x = at + 1
         if text:
             line.append((text, last_style))
+        if flagged and cells:
+            told = _flags_text(flagged[cells[0][1] : cells[-1][2] + 1])
+            if told and x + 3 + len(told) <= width:
+                line.append((f"   {told}", "accent"))
         lines.append(fit(line, width))
     if pointed is not None and len(lines) + 2 <= height:
         lines.append(fit([(" " * pointed, "text"), ("↑", "focus")], width))
     if height > 1:
         lines.append(_scale_line(run, grid, metric, (low, high), width, values, here))
     return lines
+
+
+def _flags_text(flags: Sequence[str]) -> str:
+    """Return `◀ F1 on 8 ranks` for the ranks of a row, the finding on most of them first."""
+    counts = Counter([name for names in flags for name in names.split()])
+    if not counts:
+        return ""
+    (name, number), *others = counts.most_common()
+    text = f"◀ {name} on {number:,} rank{'s' if number != 1 else ''}"
+    return f"{text}, {' '.join(item for item, _ in others)}" if others else text
 
 
 def _why_unknown(rank: RankView, metric: Metric) -> str:

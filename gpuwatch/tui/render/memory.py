@@ -6,7 +6,7 @@ from gpuwatch.store.views import RankView
 from gpuwatch.tui.answers import CudaMemory, MemoryAnswer, TensorKind
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
-from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, wrap
+from gpuwatch.tui.render.text import Line, fit, hanging, heading, pad, rpad, width_of, wrap
 
 __all__ = ["memory_lines", "memory_markdown", "size_text", "waiting_lines"]
 
@@ -41,6 +41,13 @@ def _entry(label: str, parts: list[tuple[str, str]], width: int) -> Line:
     return fit([(f"   {pad(label, _LABEL)}", "dim"), *parts], width)
 
 
+def _long(
+    label: str, parts: list[tuple[str, str]], text: str, style: str, width: int
+) -> list[Line]:
+    """Return an entry whose last part takes as many lines as it needs."""
+    return hanging([(f"   {pad(label, _LABEL)}", "dim"), *parts], text, style, width)
+
+
 def _na(label: str, reason: str, width: int) -> list[Line]:
     """Return n/a with its reason, all of it."""
     text = f"n/a: {reason}" if reason else "n/a"
@@ -70,7 +77,7 @@ def memory_lines(
     total = f"{numbers.count(tensors.count)} of {size_text(tensors.bytes)} together"
     lines.append(_entry("all", [(total, "strong")], width))
     for kind in tensors.largest[:_KINDS]:
-        lines.append(_kind(kind, tensors.bytes, width))
+        lines += _kind(kind, tensors.bytes, width)
     return lines
 
 
@@ -99,17 +106,19 @@ def _process(answer: MemoryAnswer, width: int) -> list[Line]:
         largest = sorted(children, key=lambda child: -(child.rss_bytes or 0))
         for child in largest[:_CHILDREN]:
             pid = f"pid {child.pid}" if child.pid is not None else "pid n/a"
-            parts = [(rpad(size_text(child.rss_bytes), 9), "text"), (f"   {child.name}", "dim")]
-            lines.append(_entry(f"  {pid}", parts, width))
+            parts = [(rpad(size_text(child.rss_bytes), 9), "text"), ("   ", "dim")]
+            lines += _long(f"  {pid}", parts, child.name, "dim", width)
         if number > _CHILDREN:
             lines.append(_entry("", [(f"{number - _CHILDREN} smaller ones", "faint")], width))
     if answer.python is not None:
         counts = answer.python.gc_counts
         words = f"{numbers.count(answer.python.objects)} objects"
+        if answer.python.objects is None:
+            words = "objects n/a: they are counted with the tensors"
         if counts:
             shown = "/".join("n/a" if count is None else str(count) for count in counts)
             words += f", the collector's counters {shown}"
-        lines.append(_entry("python", [(words, "text")], width))
+        lines += _long("python", [], words, "text", width)
     return lines
 
 
@@ -118,17 +127,12 @@ def _device(device: CudaMemory, width: int) -> list[Line]:
     label = number if number.startswith(("GPU", "cuda")) else f"cuda:{number}"
     retries, ooms = numbers.count(device.retries), numbers.count(device.ooms)
     bad = bool(device.retries or device.ooms)
-    name = clip(device.name or "n/a", max(10, width - _LABEL - 44))
-    lines = [
-        _entry(
-            label,
-            [
-                (name, "strong"),
-                (f"   out of memory {ooms}   cache freed {retries}", "warning" if bad else "dim"),
-            ],
-            width,
-        )
-    ]
+    told: Line = [(f"out of memory {ooms}   cache freed {retries}", "warning" if bad else "dim")]
+    name: Line = [(device.name or "n/a", "strong")]
+    if _LABEL + width_of(name) + width_of(told) + 7 <= width:
+        lines = [_entry(label, [*name, ("   ", "text"), *told], width)]
+    else:
+        lines = [*_long(label, [], name[0][0], "strong", width), _entry("", told, width)]
     rows = (
         ("  allocated", device.allocated_bytes, device.peak_allocated_bytes),
         ("  reserved", device.reserved_bytes, device.peak_reserved_bytes),
@@ -159,20 +163,15 @@ def _shape(kind: TensorKind) -> str:
     return "x".join(str(size) for size in kind.shape) or "scalar"
 
 
-def _kind(kind: TensorKind, total: int | None, width: int) -> Line:
+def _kind(kind: TensorKind, total: int | None, width: int) -> list[Line]:
     share = kind.bytes / total if kind.bytes is not None and total else None
     what = f"{_shape(kind)}  {kind.dtype.removeprefix('torch.')}  {kind.device}"
-    room = max(24, width - _LABEL - 40)
-    return _entry(
-        "",
-        [
-            (rpad(size_text(kind.bytes), 9), "text"),
-            (f" {rpad(numbers.share(share), 4)}  ", "dim"),
-            (rpad(f"{numbers.count(kind.count)} x", 9), "text"),
-            (f" {pad(what.strip(), room)}", "text"),
-        ],
-        width,
-    )
+    parts = [
+        (rpad(size_text(kind.bytes), 9), "text"),
+        (f" {rpad(numbers.share(share), 4)}  ", "dim"),
+        (rpad(f"{numbers.count(kind.count)} x", 9) + " ", "text"),
+    ]
+    return _long("", parts, what.strip(), "text", width)
 
 
 def _cell(value: object) -> str:

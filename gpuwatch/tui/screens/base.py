@@ -18,7 +18,7 @@ from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.header import header_line, verdict_line
 from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
 from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
-from gpuwatch.tui.render.text import fit
+from gpuwatch.tui.render.text import Line, hanging
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.widgets.paint import SpanCompositor
 from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
@@ -60,6 +60,7 @@ class FedScreen(Screen[None]):
         self._scene: Scene | None = None
         self._laid_out: Size | None = None
         self._keys: list[Key] = []
+        self._footer_at: Rect | None = None
 
     # --- what subclasses give ------------------------------------------------------------------
 
@@ -128,13 +129,13 @@ class FedScreen(Screen[None]):
             return
         with self.app.batch_update():
             if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+                self._footer_at = None
                 for pane in (*self.bodies().values(), self._footer):
                     place(pane, None)
                 place(self._header, Rect(0, 0, width, 1))
                 self._header.show([too_small_line(width, height)])
                 return
             place(self._header, Rect(0, 0, width, self.HEADER))
-            place(self._footer, Rect(0, height - 1, width, 1))
             top = [header_line(scene, width), verdict_line(scene, width)]
             self._header.show(top[: self.HEADER])
             self.draw(scene, Rect(0, self.HEADER, width, height - self.HEADER - 1))
@@ -156,11 +157,13 @@ class FedScreen(Screen[None]):
         """Draw the keys that work now, or what there is to be told."""
         if self._scene is None:
             return
-        width = self.app.size.width
+        width, height = self.app.size
         told = self.gpuwatch.told
         if told is not None:
+            # All of it, over the lines above where it is long: the next key takes it away.
+            lines = hanging([(" ", told[1])], told[0], told[1], width)[: height - self.HEADER]
             self._keys = []
-            self._footer.show([fit([(f" {told[0]}", told[1])], width)])
+            self._put_footer(lines)
             return
         chosen = self.gpuwatch.key_names
         pairs = self.keys(self._scene)
@@ -172,7 +175,16 @@ class FedScreen(Screen[None]):
         if not self.VIEW and "close" in self.HERE:
             pairs.insert(0, ("close", "back"))
         self._keys = [(label_of(name, chosen), words, name) for name, words in pairs]
-        self._footer.show([footer_line(self._keys, width, self._number())])
+        self._put_footer([footer_line(self._keys, width, self._number())])
+
+    def _put_footer(self, lines: list[Line]) -> None:
+        """Show lines at the bottom; they cover what is there."""
+        width, height = self.app.size
+        rect = Rect(0, height - len(lines), width, len(lines))
+        if rect != self._footer_at:
+            self._footer_at = rect
+            place(self._footer, rect)
+        self._footer.show(lines)
 
     def _number(self) -> int:
         return VIEWS.index(self.VIEW) + 1 if self.VIEW else 0
@@ -262,6 +274,11 @@ class ActsOnFinding(FedScreen):
         """Put the selected finding aside, or take it back."""
         if self._findings.finding is not None:
             self.gpuwatch.snooze(self._findings.finding)
+
+    def action_apply(self) -> None:
+        """Ask whether to set what the selected finding's hint proposes."""
+        if self._findings.finding is not None:
+            self.gpuwatch.apply_hint(self._findings.finding)
 
     def action_verify(self) -> None:
         """Check a change against the selected finding's window, or stop checking."""

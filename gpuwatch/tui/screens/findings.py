@@ -25,11 +25,11 @@ _LEAST_DETAIL = 10
 class FindingsScreen(ActsOnFinding):
     """What costs time, why, and what to try."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*LIST_KEYS, *bind(*FINDING_ACTIONS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*LIST_KEYS, *bind(*FINDING_ACTIONS, "apply")]
     AUTO_FOCUS = "#findings"
     VIEW = "findings"
     LIST = "findings"
-    HERE = ("down", "up", "open", "filter", "sort", *FINDING_ACTIONS, "close")
+    HERE = ("down", "up", "open", "filter", "sort", *FINDING_ACTIONS, "apply", "close")
 
     def __init__(self) -> None:
         super().__init__(id="findings-view")
@@ -93,6 +93,9 @@ class FindingsScreen(ActsOnFinding):
                 ("snooze", "snooze"),
                 ("sort", "sort"),
             ]
+            selected = self._findings.finding
+            if selected is not None and self.gpuwatch.can_apply(selected):
+                keys.insert(2, ("apply", "apply live"))
         return [*keys, ("filter", "filter"), ("events", "events"), ("write", "write")]
 
     def on_list_pane_moved(self, message: ListPane.Moved) -> None:

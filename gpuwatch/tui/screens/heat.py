@@ -9,6 +9,7 @@ from textual.widget import Widget
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.heat import HeatGrid, heat_grid, heat_lines
+from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.text import heading
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.base import FedScreen
@@ -60,6 +61,7 @@ class HeatScreen(FedScreen):
             gpus=scene.gpus,
             selected=None if scene.rank is None else scene.rank.rank,
             grid=self._grid,
+            flags=rank_flags(scene.findings, run.world_size),
         )
         self._heat.draw_map([title, *lines], self._grid, scene, 1)
 

@@ -12,6 +12,7 @@ from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import CURVES_FROM, Content, Plan, Rect, plan, side_width
 from gpuwatch.tui.metrics import Metric
 from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
+from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.sensors import host_row, node_heading, node_lines
 from gpuwatch.tui.render.states import idle_lines
 from gpuwatch.tui.render.steps import step_lines
@@ -26,7 +27,9 @@ from gpuwatch.tui.widgets.ranks import RanksPane
 
 __all__ = ["Overview"]
 
-_HeatKey = tuple[Summary | None, Rect | None, bool, str, int | None, tuple[int, ...]]
+_HeatKey = tuple[
+    Summary | None, Rect | None, bool, str, int | None, tuple[int, ...], Mapping[int, str]
+]
 
 
 class Overview(ActsOnFinding):
@@ -34,7 +37,7 @@ class Overview(ActsOnFinding):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *LIST_KEYS,
-        *bind("focus-next", "stacks", "copy", "copy-markdown", "snooze", "verify"),
+        *bind("focus-next", "stacks", "copy", "copy-markdown", "snooze", "verify", "apply"),
         Binding("shift+tab", "other_list", show=False),
     ]
     VIEW = "overview"
@@ -52,6 +55,7 @@ class Overview(ActsOnFinding):
         "copy-markdown",
         "snooze",
         "verify",
+        "apply",
         "stacks",
         "previous",
         "next",
@@ -82,7 +86,7 @@ class Overview(ActsOnFinding):
         self._here_key: tuple[str, str, tuple[int, ...]] = ("", "", ())
         self._here: tuple[int, ...] = ()
         self._heat_wish: tuple[tuple[str, int, int, int], int] = (("", 0, 0, 0), 0)
-        self._heat_drawn: _HeatKey = (None, None, False, "", None, ())
+        self._heat_drawn: _HeatKey = (None, None, False, "", None, (), {})
         self._most: tuple[str, int] = ("", 0)
 
     def bodies(self) -> Mapping[str, Widget]:
@@ -218,7 +222,8 @@ class Overview(ActsOnFinding):
         run, summary = scene.run, scene.summary
         selected = None if scene.rank is None else scene.rank.rank
         shown = scene.order if scene.filters.get("ranks") else ()
-        key = (summary, rect, compact, scene.metric_name, selected, shown)
+        flags = rank_flags(scene.findings, run.world_size) if run is not None else {}
+        key = (summary, rect, compact, scene.metric_name, selected, shown, flags)
         # The summary of a large run is older than its rows; while it is the same, so is this.
         if run is None or summary is None or self._same_heat(key):
             return
@@ -241,6 +246,7 @@ class Overview(ActsOnFinding):
             selected=selected,
             passing=frozenset(shown) if scene.filters.get("ranks") else None,
             grid=grid,
+            flags=flags,
         )
         self._heat.draw_map(lines, grid, scene, 1)
 

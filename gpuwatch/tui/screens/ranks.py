@@ -10,6 +10,7 @@ from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import TWO_COLUMNS_FROM, Rect
 from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
 from gpuwatch.tui.render.rank import rank_preview
+from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.states import idle_lines
 from gpuwatch.tui.render.text import heading
 from gpuwatch.tui.scene import Scene
@@ -19,6 +20,9 @@ from gpuwatch.tui.widgets.pane import LinePane, ListPane, place
 from gpuwatch.tui.widgets.ranks import RanksPane
 
 __all__ = ["RanksScreen"]
+
+_LEAST_BELOW = 8
+"""Lines under the table from which on the selected rank stands there: its phases, or most."""
 
 _SHORT = 30
 """Below this height the heat map is one line; `h` has it on the whole screen."""
@@ -65,13 +69,20 @@ class RanksScreen(FedScreen):
             place(self._side, Rect(left + 2, y + 1, right, height - 1))
             self._side.show(rank_preview(scene.rank, scene, right, height - 1))
             y, height = y + 1, height - 1
-        else:
-            place(self._side, None)
         used = self._draw_heat(scene, Rect(0, y, left, height)) if len(run.ranks) > 1 else 0
         if not used:
             place(self._heat, None)
-        place(self._ranks, Rect(0, y + used, left, height - used))
-        self._ranks.feed(scene, left, height - used)
+        rows = height - used
+        below = 0 if two else rows - len(run.ranks) - 3
+        if below >= _LEAST_BELOW:
+            # The table is whole, whatever the filter leaves of it: what is free tells of one rank.
+            rows -= below + 1
+            place(self._side, Rect(0, y + used + rows + 1, left, below))
+            self._side.show(rank_preview(scene.rank, scene, left, below))
+        elif not two:
+            place(self._side, None)
+        place(self._ranks, Rect(0, y + used, left, rows))
+        self._ranks.feed(scene, left, rows)
 
     def _draw_heat(self, scene: Scene, room: Rect) -> int:
         """Draw the map in the upper part of a room and return its lines, with the one below."""
@@ -94,6 +105,7 @@ class RanksScreen(FedScreen):
             selected=None if scene.rank is None else scene.rank.rank,
             passing=frozenset(scene.order) if scene.filters.get("ranks") else None,
             grid=grid,
+            flags=rank_flags(scene.findings, run.world_size),
         )
         place(self._heat, Rect(room.x, room.y, room.width, len(lines)))
         self._heat.draw_map(lines, grid, scene, 1)

@@ -18,18 +18,29 @@ from gpuwatch.tui.widgets.pane import ListPane, place
 __all__ = ["RunsScreen", "run_row"]
 
 
+_WIDE = 96
+"""From this width on there is room for the age beside a name that can be read."""
+
+
 def run_row(run: RunView, width: int, *, selected: bool, shown: bool, since_s: float) -> Line:
     """Return a run in one line: name, state, size, step, how long a step takes, its age."""
     mark = "▌" if selected else " "
     ended = run.state == "ended"
+    wide = width >= _WIDE
     line: Line = [(mark, "focus"), ("◉ " if shown else "  ", "accent")]
-    line.append((pad(run.name or run.run, max(16, width - 64)), "dim" if ended else "strong"))
+    line.append(
+        (
+            pad(run.name or run.run, max(16, width - (71 if wide else 63))),
+            "dim" if ended else "strong",
+        )
+    )
     line.append((f" {pad(run.state, 9)}", "dim" if ended else "ok"))
     ranks = f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"
     line.append((rpad(ranks, 13), "text"))
     line.append((rpad(f"step {run.steps:,}", 16), "text"))
     line.append((rpad(numbers.duration(run.step_ms), 10), "text"))
-    line.append((rpad(numbers.age(run.age_s + since_s), 8), "dim"))
+    if wide:
+        line.append((rpad(numbers.age(run.age_s + since_s), 8), "dim"))
     if run.simulated:
         line.append(("  SIMULATED", "warning"))
     return fit(line, width)

@@ -9,6 +9,7 @@ from gpuwatch.tui.render.findings import (
     abstained_rows,
     finding_rows,
     quiet_rows,
+    with_cause,
 )
 from gpuwatch.tui.render.text import Line, heading
 from gpuwatch.tui.scene import Scene
@@ -65,7 +66,7 @@ class FindingsPane(ListPane):
         items: list[int] = []
         for i, item in enumerate(scene.findings):
             part = finding_rows(
-                item,
+                with_cause(item, scene.findings),
                 width,
                 world=world,
                 step_ms=step_ms,
