@@ -7,7 +7,7 @@ characters.
 
 from collections.abc import Iterable
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 __all__ = [
     "Line",
@@ -16,8 +16,10 @@ __all__ = [
     "cells",
     "clip",
     "fit",
+    "hanging",
     "heading",
     "join",
+    "middle",
     "pad",
     "rpad",
     "spread",
@@ -89,18 +91,51 @@ def beside(left: list[Line], right: list[Line], left_width: int, right_width: in
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Break text at spaces into lines of at most `width` cells, keeping runs of spaces inside."""
+    """Break text at spaces into lines of at most `width` cells, keeping runs of spaces inside.
+
+    A word that is longer than a line, such as a path, goes on in the next one: nothing is lost.
+    """
     rows: list[str] = []
     row = ""
+    room = max(10, width)
     for word in text.split(" "):
-        if row and cells(row) + 1 + cells(word) > max(10, width):
+        if row and cells(row) + 1 + cells(word) > room:
             rows.append(row.rstrip())
             row = ""
             if not word:
                 continue
         row = f"{row} {word}" if row else word
+        if cells(row) > room:
+            *full, row = chop_cells(row, room)
+            rows += full
     rows.append(row.rstrip())
     return [clip(item, width) for item in rows if item]
+
+
+def hanging(lead: Line, text: str, style: str, width: int) -> list[Line]:
+    """Return `lead` and text behind it, broken into as many lines as it takes; they hang from it.
+
+    A cell is left free at the right.
+    """
+    indent = width_of(lead)
+    return [
+        fit([*(lead if i == 0 else [(" " * indent, "text")]), (row, style)], width)
+        for i, row in enumerate(wrap(text, width - indent - 1) or [""])
+    ]
+
+
+def middle(text: str, width: int) -> str:
+    """Return text of at most `width` cells, cut in the middle: a path keeps its name."""
+    if cells(text) <= width:
+        return text
+    if width < 4:
+        return clip(text, width)
+    front = (width - 1) // 3
+    back = width - 1 - front
+    end = text[-back:]
+    while cells(end) > back:
+        end = end[1:]
+    return clip(text, front + 1) + end
 
 
 def fit(line: Line, width: int, fill: str = " ", style: str = "text") -> Line:
