@@ -45,6 +45,7 @@ take seconds; a question that nobody can answer takes for ever."""
 _STAGGER_S = 0.05
 _POLL_S = 0.1
 _TICK_S = 0.2
+_LOOK_CALM_S = 1.0
 _DRAIN_S = 0.02
 _CHUNK_BYTES = 65536
 _CHUNKS = 16
@@ -81,6 +82,7 @@ class Pipe(Way):
     ) -> None:
         super().__init__(on_frame, on_state)
         self.target = target
+        self.look_s = start_s  # when it is to be looked at next
         self._interval_s = interval_s
         self._package = package
         self._selector = selector
@@ -114,6 +116,7 @@ class Pipe(Way):
 
     def tick(self, now_s: float) -> None:
         """Start, end and judge the command as the time demands."""
+        self.look_s = now_s
         self._bury(now_s)
         process = self._process
         if process is None:
@@ -138,6 +141,8 @@ class Pipe(Way):
             self._backoff.reset()
         if self._process is not None:
             self._refill(now_s)
+            if self._interval_s and self._reader is None and self._reading and not self._dying:
+                self.look_s = now_s + _LOOK_CALM_S  # its end shows on its stdout
 
     def _no_answer(self) -> str:
         waited = f"no answer within {ANSWER_S:.0f} s"
@@ -170,7 +175,7 @@ class Pipe(Way):
         assert process.stdin is not None
         for pipe in (process.stdin, process.stdout, process.stderr):
             os.set_blocking(pipe.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ, self._read)
+        self._selector.register(process.stdout, selectors.EVENT_READ, self._hear)
         self._selector.register(process.stderr, selectors.EVENT_READ, self._listen)
         self._reading = True
 
@@ -188,6 +193,7 @@ class Pipe(Way):
     def end(self) -> None:
         """Close the pipe and ask the command to end; `tick` or `kill` see to it that it does."""
         process, self._process = self._process, None
+        self.look_s = 0.0
         if process is None:
             return
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -226,12 +232,19 @@ class Pipe(Way):
         if process is None or process.stdout is None:
             return
         if not self._reading and self._tokens > 0:
-            self._selector.register(process.stdout, selectors.EVENT_READ, self._read)
+            self._selector.register(process.stdout, selectors.EVENT_READ, self._hear)
             self._reading = True
             self._moved_s = now_s
 
-    def _read(self) -> bool:
-        """Read what there is; returns whether all of it has been taken."""
+    def _hear(self) -> None:
+        """Read what has come; what comes meanwhile is told again."""
+        self._read(short=True)
+
+    def _read(self, *, short: bool = False) -> bool:
+        """Read what there is; returns whether all of it has been taken.
+
+        With `short` it is taken to be all when less comes than is asked for.
+        """
         process = self._process
         if process is None or process.stdout is None or self._ended_s is not None:
             return True
@@ -245,7 +258,7 @@ class Pipe(Way):
             if not data:
                 self._selector.unregister(process.stdout)
                 self._reading = False
-                self._ended_s = time.monotonic()
+                self._ended_s = self.look_s = time.monotonic()
                 return True
             self._moved_s = time.monotonic()
             self._tokens -= len(data)
@@ -260,7 +273,10 @@ class Pipe(Way):
                 # Too much at once: it waits in the pipe, and the far side with it.
                 self._selector.unregister(process.stdout)
                 self._reading = False
+                self.look_s = 0.0
                 return False
+            if short and len(data) < _CHUNK_BYTES:
+                return True
         return False
 
     def _take(self, data: bytes) -> None:
@@ -401,7 +417,8 @@ class PipeLink(threading.Thread):
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_S
                     for pipe in self.pipes:
-                        pipe.tick(now_s)
+                        if now_s >= pipe.look_s:
+                            pipe.tick(now_s)
                 while self._commands:
                     pipe, command = self._commands.popleft()
                     pipe.send(command)
