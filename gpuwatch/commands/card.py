@@ -53,6 +53,7 @@ def card_lines(
     nodes: Sequence[NodeView] = (),
     others: Sequence[RunView] = (),
     notes: Sequence[str] = (),
+    width: int = _WIDTH,
 ) -> list[str]:
     """Return the card of a run.
 
@@ -62,6 +63,7 @@ def card_lines(
         nodes: where it ran.
         others: earlier trainings of the same command.
         notes: sentences about the run that no view holds.
+        width: in characters, to which rows are folded; beyond a few lines what is left is cut.
     """
     findings = list(diagnosis.findings) if diagnosis is not None else []
     shown = [f for f in findings if f.state == "open" and f.severity != "note"]
@@ -74,33 +76,42 @@ def card_lines(
     out = [_head(run)]
     stopped = [r for r in run.ranks if r.bye is not None and r.bye.reason == "interrupted"]
     if stopped and hang is None:
-        out += _row("stopped", f"by Ctrl-C (SIGINT) at step {max(r.steps for r in stopped):,}")
-    out += _row("verdict", hang.summary if hang is not None else _verdict(run, findings, first))
-    if first is not None:
-        out += _crash(run, first)
+        out += _row(
+            "stopped", f"by Ctrl-C (SIGINT) at step {max(r.steps for r in stopped):,}", width
+        )
     out += _row(
-        "time", _time(run, "standing still" if hang is not None else "start-up and between")
+        "verdict", hang.summary if hang is not None else _verdict(run, findings, first), width
     )
-    out += _row("step", _step(run))
-    tail = [*_row("memory", _memory(run)), *_row("n/a", _unknown(run, diagnosis, nodes), 3)]
+    if first is not None:
+        out += _crash(run, first, width)
+    out += _row(
+        "time", _time(run, "standing still" if hang is not None else "start-up and between"), width
+    )
+    out += _row("step", _step(run), width)
+    tail = [
+        *_row("memory", _memory(run), width),
+        *_row("n/a", _unknown(run, diagnosis, nodes), width, 3),
+    ]
     if others:
         names = ", ".join(r.run for r in others[:3]) + (" ..." if len(others) > 3 else "")
-        tail += _row("also", f"{counted(len(others), 'more training')} of this command: {names}")
+        tail += _row(
+            "also", f"{counted(len(others), 'more training')} of this command: {names}", width
+        )
     for note in notes:
-        tail += _row("note", note)
+        tail += _row("note", note, width)
     room = MOST_LINES - len(out) - len(tail)
-    out += _findings(shown, room)
-    return [line[:_WIDTH] for line in (out + tail)[:MOST_LINES]]
+    out += _findings(shown, room, width)
+    return [line[:width] for line in (out + tail)[:MOST_LINES]]
 
 
-def _row(name: str, text: str, lines: int = 2) -> list[str]:
+def _row(name: str, text: str, width: int, lines: int = 2) -> list[str]:
     """Return a row with its name, folded to at most so many lines; nothing for an empty text."""
     if not text:
         return []
     indent = " " * 12
     return textwrap.wrap(
         text,
-        _WIDTH,
+        width,
         initial_indent=f"  {name:<10}",
         subsequent_indent=indent,
         max_lines=lines,
@@ -164,7 +175,7 @@ def first_failure(run: RunView) -> RankView | None:
     return min(left, key=lambda r: (r.ended_s or 0.0, r.rank), default=first)
 
 
-def _crash(run: RunView, rank: RankView) -> list[str]:
+def _crash(run: RunView, rank: RankView, width: int) -> list[str]:
     bye = rank.bye
     phase = (bye.phase if bye is not None else "") or rank.phase
     why = f"at step {rank.steps:,}"
@@ -183,18 +194,18 @@ def _crash(run: RunView, rank: RankView) -> list[str]:
     elif not _failed(rank):
         why += "; it ended in the middle of the training, through sys.exit or its end of data"
     name = "failed" if _failed(rank) else "left"
-    out = _row(name, f"rank {rank.rank} on {rank.node}, {why}", lines=3)
+    out = _row(name, f"rank {rank.rank} on {rank.node}, {why}", width, lines=3)
     others = [r.rank for r in run.ranks if r is not rank and _failed(r)]
     if others:
-        out += _row("then", f"{ranks_text(others)} failed in consequence")
+        out += _row("then", f"{ranks_text(others)} failed in consequence", width)
     frames = bye.stack.splitlines() if bye is not None else []
-    return out + _stack("stack", frames[:_FRAMES])
+    return out + _stack("stack", frames[:_FRAMES], width)
 
 
-def _stack(name: str, frames: Sequence[str]) -> list[str]:
+def _stack(name: str, frames: Sequence[str], width: int) -> list[str]:
     """Return frames, innermost first, without the way to the installed packages."""
     return [
-        f"  {'' if i else name:<10}{frame.rpartition('-packages/')[2]}"[:_WIDTH]
+        f"  {'' if i else name:<10}{frame.rpartition('-packages/')[2]}"[:width]
         for i, frame in enumerate(frames)
     ]
 
@@ -284,10 +295,10 @@ def _step(run: RunView) -> str:
 # --- findings -----------------------------------------------------------------------------------
 
 
-def _findings(found: Sequence[Finding], room: int) -> list[str]:
+def _findings(found: Sequence[Finding], room: int, width: int) -> list[str]:
     out: list[str] = []
     for i, finding in enumerate(found[:_FINDINGS]):
-        block = _finding(finding)
+        block = _finding(finding, width)
         left = room - len(out) - (1 if len(found) > i + 1 else 0)
         if len(block) > left:
             block = block[: max(0, left)]
@@ -298,7 +309,7 @@ def _findings(found: Sequence[Finding], room: int) -> list[str]:
     return out[: max(0, room)]
 
 
-def _finding(finding: Finding) -> list[str]:
+def _finding(finding: Finding, width: int) -> list[str]:
     cost = f"  +{finding.cost_ms:,.1f} ms/step" if finding.cost_ms is not None else ""
     if finding.kind == "hang":
         cost = ""
@@ -313,14 +324,14 @@ def _finding(finding: Finding) -> list[str]:
         f"  confidence {finding.confidence}{until}"
     ]
     for stack in finding.stacks[:_STACKS]:
-        out += _stack(f"  rank {stack.rank}", stack.frames[:_HANG_FRAMES])
+        out += _stack(f"  rank {stack.rank}", stack.frames[:_HANG_FRAMES], width)
     # The processes are gone: nobody can look at their stacks any more.
     hints = [h for h in finding.hints if h.knob != "stack"]
     if hints and finding.state == "open":
         hint = hints[0]
         out += textwrap.wrap(
             f"try  {hint.change}",
-            _WIDTH,
+            width,
             initial_indent="      ",
             subsequent_indent="           ",
             max_lines=2,

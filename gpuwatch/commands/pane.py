@@ -42,6 +42,9 @@ _BEHIND_BYTES = 8_000_000
 read are in the file only."""
 _KEPT_BYTES = 500_000
 _START_S = 5.0
+_UNFOLDED = 10_000
+_MOST_CELLS = 100
+"""Rows of a card are not folded but by who shows them: at most so wide where the screen was."""
 _USAGE = 2
 
 
@@ -102,7 +105,10 @@ def _take_leave(job: "PaneJob", card: Sequence[str], code: int) -> int:
             f"{job.elapsed_s:.0f} s; its output: {job.log}"
         )
         if card:
-            _say("\n".join(card))
+            from gpuwatch.tui.render.output import card_rows
+
+            width = min(_MOST_CELLS, shutil.get_terminal_size().columns)
+            _say("\n".join([row for text in card for row in card_rows(text, width)]))
         return code or job.exit_code
     if job.lost:
         _say(f"gpuwatch: {job.command}: {job.lost}; its output: {job.log}")
@@ -241,7 +247,7 @@ class PaneJob:
         run = max(trained, key=lambda item: item.started_s)
         nodes = [node for node in view.nodes if node.node in run.nodes]
         others = [item for item in trained if item is not run]
-        return card_lines(run, found.get(run.run), nodes=nodes, others=others)
+        return card_lines(run, found.get(run.run), nodes=nodes, others=others, width=_UNFOLDED)
 
     def close(self) -> None:
         """Look no more; the command is not touched."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.events import Event, Key
+from textual.events import Event, Key, MouseDown
 from textual.screen import Screen
 
 from gpuwatch.store.session import Session
@@ -329,6 +329,8 @@ class GpuwatchApp(App[None]):
         Textual hands a key to what has the focus *now* and looks for its action when it has come
         back from there: what follows `/` would be lost until the line that it opens has the focus.
         """
+        if isinstance(event, Key | MouseDown) and not event.is_forwarded:
+            self._forget_told()
         if isinstance(event, Key) and not event.is_forwarded and event.key != "ctrl+c":
             screen = self.screen
             line = screen.line() if isinstance(screen, FedScreen) else None
@@ -343,10 +345,8 @@ class GpuwatchApp(App[None]):
 
     def refresh_scene(self, *, force: bool = False) -> None:
         """Draw what is new; `force` draws in any case."""
-        if self._told is not None and time.monotonic() >= self._told_until:
-            self._told = None
-            if isinstance(self.screen, FedScreen):
-                self.screen.draw_footer()
+        if time.monotonic() >= self._told_until:
+            self._forget_told()
         scene = self._watcher.poll(force=force)
         for result in self._watcher.take_completed():
             self._tell_check(result)
@@ -384,6 +384,13 @@ class GpuwatchApp(App[None]):
         self._told_until = time.monotonic() + seconds
         if isinstance(self.screen, FedScreen):
             self.screen.draw_footer()
+
+    def _forget_told(self) -> None:
+        """Let the footer name the keys again: its time is over, or something else is done."""
+        if self._told is not None:
+            self._told = None
+            if isinstance(self.screen, FedScreen):
+                self.screen.draw_footer()
 
     def select_rank(self, rank: int) -> None:
         """Show that rank in bars, machine and timeline."""

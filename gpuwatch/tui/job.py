@@ -58,7 +58,10 @@ class Job(Protocol):
         """Start to stop it, gently; called again, less gently."""
 
     def report(self, view: View, found: Mapping[str, RunDiagnosis]) -> list[str]:
-        """Return the card of its run, empty where no process of it was watched."""
+        """Return the card of its run, a line for each of its rows, however long.
+
+        Empty where no process of it was watched.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def _two_columns(width: int, height: int, content: Content) -> Plan:
 
 def _idle(width: int, height: int, content: Content) -> Plan:
     wishes: list[Wish] = [
-        ("message", 4, content.message),
+        ("message", min(content.message, height - 3), content.message),
         ("machine", 2 if content.machine else 0, 3 + content.machine),
     ]
     rects: dict[str, Rect] = {}

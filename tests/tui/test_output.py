@@ -266,9 +266,14 @@ def test_a_quiet_command_and_a_small_terminal() -> None:
         await pilot.press("l", "n")
         await pilot.pause()
         assert "nothing yet" in screen_text(app)
-        await pilot.press("slash", "x", "enter", "N", "k", "g", "G")
+        await pilot.press("slash", "x", "enter", "g", "G", "N")
         await pilot.pause()
         assert "no line holds ‹x›" in screen_text(app)
+        # It was about that key: the next one has the keys named again.
+        await pilot.press("k")
+        await pilot.pause()
+        assert "no line holds" not in screen_text(app)
+        assert "q quit" in screen_text(app)
 
     drive(two_ranks(), script, job=FakeJob(), size=(80, 24))
 

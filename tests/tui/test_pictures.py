@@ -33,7 +33,7 @@ from gpuwatch.tui.render.markdown import finding_markdown
 from gpuwatch.tui.render.rank import rank_page
 from gpuwatch.tui.render.sensors import node_lines
 from gpuwatch.tui.render.text import Line, width_of
-from gpuwatch.tui.render.timeline import event_lines
+from gpuwatch.tui.render.timeline import event_lines, event_page
 from gpuwatch.tui.scene import Replay, Scene, order_ranks, run_nodes, summarise
 from gpuwatch.tui.screens.runs import run_row
 from gpuwatch.tui.theme import STYLES
@@ -336,7 +336,7 @@ def test_headers_in_every_state() -> None:
 
 def test_events_newest_first() -> None:
     scene = scene_of(fakes.two_ranks())
-    check_lines("events-80", event_lines(scene, 80, 8, dates=True), 80)
+    check_lines("events-80", event_page(scene, 80), 80)
     then = replace(scene, cursor_s=fakes.NOW_S - 10)
     assert not any("silent" in text for line in event_lines(then, 80, 8) for text, _ in line)
 
@@ -360,7 +360,7 @@ def test_what_befell_ranks_at_once_is_told_of_all_of_them() -> None:
     # What is a while apart, or of another severity, are two things; the log has each.
     apart = replace(scene, events=(newest_first[0], replace(newest_first[0], severity="note")))
     assert len(event_lines(apart, 80, 8, compact=True)) == 2
-    whole = [text_of(line) for line in event_lines(scene, 80, 20, dates=True)]
+    whole = [text_of(line) for line in event_page(scene, 80)]
     assert sum("starting" in line for line in whole) == 3
 
 

@@ -42,7 +42,7 @@ from gpuwatch.tui.export import trace_target
 from gpuwatch.tui.fetch import MOST_BYTES, Fetch
 from gpuwatch.tui.render.knobs import (
     control_off_lines,
-    knob_line,
+    knob_lines,
     log_entries,
     log_lines,
     no_knobs_lines,
@@ -926,14 +926,15 @@ def test_the_page_of_knobs_says_how_control_is_had(width: int, height: int) -> N
     def told(**hello: Any) -> str:
         run = live(**hello).runs[0]
         rows = knob_rows(run)
-        lines = [knob_line(row, 2, width, selected=False) for row in rows]
+        lines = [line for row in rows for line in knob_lines(row, 2, width, selected=False)]
         lines += control_off_lines(rows, run, width) if rows else no_knobs_lines(run, width)
         assert all(width_of(line) == width for line in lines)
         return " ".join(" ".join(text_of(line) for line in lines).split())
 
     text = told(knobs=(knob,), allow_control=False)
     assert "control is off: start it with gpuwatch run --allow-control -- ..." in text
-    assert "_steps 1 1..1,000,000" in text or "… 1 1..1,000,000 at" in text
+    assert "_steps 1 1..1,000,000 at" in text or "accumulati 1 1..1,000,000 at" in text
+    assert "…" not in text
     assert "control is off" not in told(knobs=(knob,))
     text = told(knobs=())
     assert "gpuwatch.knob(name, value, apply)" in text

@@ -18,7 +18,7 @@ from gpuwatch.tui.changes import (
 )
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.findings import predicted_text, ranks_text
-from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, wrap
+from gpuwatch.tui.render.text import Line, cells, fit, hanging, heading, pad, width_of, wrap
 from gpuwatch.tui.requests import Answer, pending_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = [
     "change_lines",
     "control_off_lines",
     "knob_head",
-    "knob_line",
+    "knob_lines",
     "log_entries",
     "log_lines",
     "no_knobs_lines",
@@ -42,15 +42,16 @@ _MARKS = {"done": "✓", "error": "▲", "lost": "▲"}
 _LOG_WORD = 9
 
 
-def _values(row: KnobRow, world: int, room: int) -> str:
+def _values(row: KnobRow, world: int) -> str:
     """Return `4`, or `4 on ranks 0-3; 2 on rank 4` where they differ."""
     groups = row.by_value()
     if len(groups) == 1:
         value, ranks = groups[0]
         some = f" on {ranks_text(ranks, world, 16)}" if len(ranks) < world else ""
-        return clip(value_text(value) + some, room)
-    texts = [f"{value_text(value)} on {ranks_text(ranks, None, 16)}" for value, ranks in groups]
-    return clip("; ".join(texts), room)
+        return value_text(value) + some
+    return "; ".join(
+        [f"{value_text(value)} on {ranks_text(ranks, None, 16)}" for value, ranks in groups]
+    )
 
 
 def _columns(width: int) -> tuple[int, int, int]:
@@ -68,20 +69,28 @@ def knob_head(width: int) -> Line:
     return fit([(head, "dim")], width)
 
 
-def knob_line(row: KnobRow, world: int, width: int, *, selected: bool) -> Line:
-    """Return one knob: its value, by rank where they differ, its limits, when a change is felt."""
+def knob_lines(row: KnobRow, world: int, width: int, *, selected: bool) -> list[Line]:
+    """Return one knob: its value, by rank where they differ, its limits, when a change is felt.
+
+    What is longer than its column goes on in the next line of it.
+    """
     name, value, limits = _columns(width)
     differ = len(row.by_value()) > 1
-    return fit(
-        [
-            ("▌" if selected else " ", "focus"),
-            (f" {pad(row.name, name - 1)} ", "strong" if selected else "text"),
-            (pad(_values(row, world, value - 1), value), "warning" if differ else "strong"),
-            (f"{pad(limits_text(row.knob), limits - 1)} ", "dim"),
-            (row.knob.effective, "dim"),
-        ],
-        width,
+    columns = (
+        (row.name, name, "strong" if selected else "text"),
+        (_values(row, world), value, "warning" if differ else "strong"),
+        (limits_text(row.knob), limits, "dim"),
     )
+    felt = wrap(row.knob.effective, width - 2 - name - value - limits)
+    wrapped = [*(wrap(text, room - 1) for text, room, _ in columns), felt]
+    lines: list[Line] = []
+    for i in range(max([1, *(len(rows) for rows in wrapped)])):
+        line: Line = [("▌" if selected else " ", "focus"), (" ", "text")]
+        for rows, (_, room, style) in zip(wrapped, columns, strict=False):
+            line.append((pad(rows[i] if i < len(rows) else "", room), style))
+        line.append((felt[i] if i < len(felt) else "", "dim"))
+        lines.append(fit(line, width))
+    return lines
 
 
 def no_knobs_lines(run: RunView | None, width: int) -> list[Line]:
@@ -261,18 +270,20 @@ def log_lines(entries: Sequence[LogEntry], width: int) -> list[Line]:
     for entry in entries:
         at = time.strftime("%H:%M:%S", time.localtime(entry.at_s)) if entry.at_s > 0 else "--:--:--"
         who = pad(ranks_text(entry.ranks, None, 10), 12)
+        lead: Line = [(f" {at}  ", "dim"), (f"{who} ", "text")]
         what = f"{entry.verb} {entry.args}".strip()
-        style = _STYLES.get(entry.status, "text")
-        lines.append(
-            fit(
-                [
-                    (f" {at}  ", "dim"),
-                    (f"{who} ", "text"),
-                    (pad(what, max(20, min(44, width // 3))), "strong"),
-                    (f" {pad(entry.status, _LOG_WORD)}", style),
-                    (f" {entry.message}", "dim"),
-                ],
-                width,
+        room = max(20, min(44, width // 3))
+        told: Line = [(pad(entry.status, _LOG_WORD) + " ", _STYLES.get(entry.status, "text"))]
+        used = width_of(lead) + room + 1 + width_of(told) + cells(entry.message)
+        if used < width and cells(what) <= room:
+            lines.append(
+                fit(
+                    [*lead, (pad(what, room) + " ", "strong"), *told, (entry.message, "dim")], width
+                )
             )
-        )
+            continue
+        # What was asked in its own lines, what came of it below.
+        lines += hanging(lead, what, "strong", width)
+        indent = " " * width_of(lead)
+        lines += hanging([(indent, "text"), *told], entry.message, "dim", width)
     return lines

@@ -1,9 +1,11 @@
 """The stacks of a rank as a page."""
 
+import re
+
 from gpuwatch.schema import Reply
 from gpuwatch.store.views import RankView
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.text import Line, fit, heading, wrap
+from gpuwatch.tui.render.text import Line, cells, fit, hanging, heading
 
 __all__ = ["stack_lines"]
 
@@ -27,8 +29,7 @@ def stack_lines(
     words = "innermost call first" if reply is not None and reply.status == "done" else ""
     lines.append(fit([(f" {words}", "faint")], width))
     if error:
-        lines.append(fit([(" ▲ ", "warning"), (error, "text")], width))
-        return lines
+        return [*lines, *hanging([(" ▲ ", "warning")], error, "text", width)]
     if reply is None:
         text = "asking the rank"
         if waited_s >= _SLOW_S:
@@ -38,22 +39,38 @@ def stack_lines(
                 text += f" ({rank.state_reason})" if rank.state_reason else ""
             elif rank is not None:
                 text += ": its telemetry thread may be held up by the GIL"
-        lines.append(fit([(f" {text}", "dim")], width))
-        return lines
+        return [*lines, *hanging([(" ", "dim")], text, "dim", width)]
     if reply.status == "error":
-        lines += [
-            fit([(" ▲ " if i == 0 else "   ", "warning"), (row, "text")], width)
-            for i, row in enumerate(wrap(reply.message or "the rank refused", width - 5))
-        ]
-        return lines
+        text = reply.message or "the rank refused"
+        return [*lines, *hanging([(" ▲ ", "warning")], text, "text", width)]
     for text in _main_first(reply.data):
+        style, shown = "text", text.lstrip()
         if text.startswith("Thread "):
-            lines.append(fit([(f" {text}", "title")], width))
-        elif text.lstrip().startswith("File "):
-            lines.append(fit([(f" {text}", "dim")], width))
-        else:
-            lines.append(fit([(f" {text}", "text")], width))
+            style = "title"
+        elif shown.startswith("File "):
+            style, shown = "dim", _fitting(text, width - 3).lstrip()
+        space = len(text) - len(text.lstrip())
+        lines += hanging([(" " * (1 + space), "text")], shown, style, width)
     return lines
+
+
+_FRAME = re.compile(r'(\s*File ")(.*)(", line .*)')
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return a call with its path cut from the left, by whole folders, until it fits.
+
+    Line and function are kept, and the name of the file; what they need more is wrapped.
+    """
+    found = _FRAME.fullmatch(text)
+    if found is None or cells(text) <= room:
+        return text
+    lead, path, tail = found.groups()
+    # The way to the installed packages says nothing.
+    short = path.rpartition("-packages/")[2]
+    while "/" in short and cells(lead) + 2 + cells(short) + cells(tail) > room:
+        short = short.partition("/")[2]
+    return f"{lead}…/{short}{tail}" if short != path else text
 
 
 def _main_first(data: str) -> list[str]:

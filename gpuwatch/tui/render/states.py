@@ -1,6 +1,6 @@
 """What stands on the screen when there is no run to draw, or no room to draw it."""
 
-from gpuwatch.tui.render.text import Line, fit
+from gpuwatch.tui.render.text import Line, fit, hanging
 from gpuwatch.tui.scene import Scene
 
 __all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "idle_lines", "too_small_line"]
@@ -27,30 +27,33 @@ def idle_lines(scene: Scene, width: int) -> list[Line]:
     """Return the picture without a run: connecting, no contact, or nothing found yet."""
     view = scene.view
     lines: list[Line] = [[("", "text")]]
+    told = ""
     if view.link == "connecting":
         lines.append([("  Connecting …", "strong")])
-        if view.message:
-            lines.append([(f"  {view.message}", "dim")])
+        told = view.message
+        lines += hanging([("  ", "text")], told, "dim", width) if told else []
     elif view.link == "lost":
         lines.append([("  ✖ No contact", "critical")])
-        if view.message:
-            lines.append([(f"  {view.message}", "text")])
+        told = view.message
+        lines += hanging([("  ", "text")], told, "text", width) if told else []
     elif scene.job is not None:
         waits = "Its training has not begun yet"
         if scene.job.ended:
             waits = "It has ended without a training that gpuwatch has seen"
         lines.append([(f"  {waits}", "strong")])
-        lines.append([(f"  {scene.job.command}", "dim")])
+        lines += hanging([("  ", "text")], scene.job.command, "dim", width)
         lines.append([("", "text")])
-        lines.append([("  l shows its output; its run appears here with its first step", "dim")])
+        text = "l shows its output; its run appears here with its first step"
+        lines += hanging([("  ", "text")], text, "dim", width)
     else:
         lines.append([("  No training run found yet", "strong")])
-        lines.append(
-            [(f"  {view.message or 'every run of this user appears here by itself'}", "dim")]
-        )
+        told = view.message or "every run of this user appears here by itself"
+        lines += hanging([("  ", "text")], told, "dim", width)
         lines.append([("", "text")])
         for command, why in TRY:
             lines.append([("    ", "text"), (f"{command:<36}", "hint"), (why, "dim")])
-    lines += [[("  ▲ ", "warning"), (text, "text")] for text in view.notices]
+    for text in view.notices:
+        if text not in told:
+            lines += hanging([("  ▲ ", "warning")], text, "text", width)
     lines.append([("", "text")])
     return [fit(line, width) for line in lines]

@@ -12,13 +12,13 @@ from gpuwatch.store.views import Event, RankView, Rollup
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.findings import SEVERITY_GLYPHS, ranks_text
 from gpuwatch.tui.render.spark import limits, spark_rows
-from gpuwatch.tui.render.text import Line, clip, fit, heading, rpad, spread
+from gpuwatch.tui.render.text import Line, clip, fit, hanging, heading, rpad, spread
 from gpuwatch.tui.scene import Scene
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
 
-__all__ = ["event_lines", "timeline_lines", "timeline_row"]
+__all__ = ["event_lines", "event_page", "timeline_lines", "timeline_row"]
 
 _LABEL = 10
 _OF_RANK = re.compile(r"rank (\d+)( .*)")
@@ -94,15 +94,16 @@ def timeline_lines(rank: RankView | None, scene: Scene, width: int, height: int)
     return lines[:height]
 
 
-def _event_line(event: Event, width: int, dates: bool = False) -> Line:
-    form = "%Y-%m-%d %H:%M:%S" if dates else "%H:%M:%S"
+def _event_lines(event: Event, width: int, whole: bool = False) -> list[Line]:
+    """Return an event in a line, or `whole`: with its day, in as many lines as it takes."""
+    form = "%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S"
     moment = time.strftime(form, time.localtime(event.at_s)) if event.at_s > 0 else "--:--:--"
     severity = event.severity if event.severity in SEVERITY_GLYPHS else "note"
     style = "text" if severity == "note" else severity
-    return fit(
-        [(f" {moment} ", "dim"), (f"{SEVERITY_GLYPHS[severity]} ", severity), (event.text, style)],
-        width,
-    )
+    lead: Line = [(f" {moment} ", "dim"), (f"{SEVERITY_GLYPHS[severity]} ", severity)]
+    if whole:
+        return hanging(lead, event.text, style, width)
+    return [fit([*lead, (event.text, style)], width)]
 
 
 def _told_of_ranks(events: Iterable[Event], most: int) -> list[Event]:
@@ -132,31 +133,45 @@ def _ranks(numbers_: Sequence[int]) -> str:
     return ranks_text(sorted(set(numbers_)))
 
 
-def event_lines(
-    scene: Scene, width: int, height: int, *, compact: bool = False, dates: bool = False
-) -> list[Line]:
+def event_lines(scene: Scene, width: int, height: int, *, compact: bool = False) -> list[Line]:
     """Return heading and events, newest first, at most `height` lines; standing notices on top.
 
-    `compact` leaves the heading out, `dates` says the day too, and every event on its own.
+    `compact` leaves the heading out.
     """
     if height <= 0:
         return []
-    run = scene.run
-    shown = scene.cursor_s
-    events = [item for item in scene.events if shown is None or item.at_s <= shown]
-    title = heading("Events", width, right="" if dates else "e")
-    lines = [] if compact else [title]
-    notices = list(scene.view.notices)
-    if run is not None:
-        for rank in run.ranks[:64]:
-            notices += [f"rank {rank.rank}: {text}" for text in rank.notices]
+    lines = [] if compact else [heading("Events", width, right="e")]
     lines += [
         fit([(" ▲ ", "warning"), (clip(text, width - 4), "text")], width)
-        for text in notices[: max(1, height // 2)]
+        for text in _notices(scene)[: max(1, height // 2)]
     ]
-    room = max(0, height - len(lines))
-    newest = events[:room] if dates else _told_of_ranks(events, room)
-    lines += [_event_line(item, width, dates) for item in newest]
+    for item in _told_of_ranks(_events(scene), max(0, height - len(lines))):
+        lines += _event_lines(item, width)
     if len(lines) == (0 if compact else 1):
         lines.append(fit([("   nothing happened yet", "dim")], width))
     return lines[:height]
+
+
+def event_page(scene: Scene, width: int) -> list[Line]:
+    """Return all notices and events, newest first, each on its own, whole and with its day."""
+    lines = [heading("Events", width)]
+    for text in _notices(scene):
+        lines += hanging([(" ▲ ", "warning")], text, "text", width)
+    for item in _events(scene):
+        lines += _event_lines(item, width, whole=True)
+    if len(lines) == 1:
+        lines.append(fit([("   nothing happened yet", "dim")], width))
+    return lines
+
+
+def _events(scene: Scene) -> list[Event]:
+    shown = scene.cursor_s
+    return [item for item in scene.events if shown is None or item.at_s <= shown]
+
+
+def _notices(scene: Scene) -> list[str]:
+    notices = list(scene.view.notices)
+    if scene.run is not None:
+        for rank in scene.run.ranks[:64]:
+            notices += [f"rank {rank.rank}: {text}" for text in rank.notices]
+    return notices

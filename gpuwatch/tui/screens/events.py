@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.render.text import Line
-from gpuwatch.tui.render.timeline import event_lines
+from gpuwatch.tui.render.timeline import event_page
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.reading import ReadingScreen
 
@@ -23,4 +23,4 @@ class EventsScreen(ReadingScreen):
 
     def page(self, scene: Scene, width: int) -> list[Line]:
         """Return all that is kept."""
-        return event_lines(scene, width, 2 + len(scene.events) + 16, dates=True)
+        return event_page(scene, width)

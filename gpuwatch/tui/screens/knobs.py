@@ -25,7 +25,7 @@ from gpuwatch.tui.render.knobs import (
     change_lines,
     control_off_lines,
     knob_head,
-    knob_line,
+    knob_lines,
     log_entries,
     log_lines,
     no_knobs_lines,
@@ -70,13 +70,16 @@ class _KnobsPane(ListPane, inherit_bindings=False):
         rest.append(fit([("", "text")], width))
         rest += log_lines(log_entries(run) if run is not None else [], width)
 
-        def line(index: int) -> Line:
-            if index >= len(rows):
-                return rest[index - len(rows)]
-            return knob_line(rows[index], world, width, selected=index == selected)
-
-        items = [*range(len(rows)), *(-1 for _ in rest)]
-        self.show([title, *([knob_head(width)] if rows else [])], line, items, len(rows), selected)
+        lines: list[Line] = []
+        items: list[int] = []
+        for i, row in enumerate(rows):
+            part = knob_lines(row, world, width, selected=i == selected)
+            lines += part
+            items += [i] * len(part)
+        lines += rest
+        items += [-1] * len(rest)
+        head = [knob_head(width)] if rows else []
+        self.show([title, *head], lines.__getitem__, items, len(rows), selected)
 
 
 class KnobsScreen(FedScreen):

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
+from textual.message import Message
 from textual.widget import Widget
 
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.keymap import label_of
 from gpuwatch.tui.layout import Rect
-from gpuwatch.tui.render.output import leave_lines, output_line, output_title, report_lines
-from gpuwatch.tui.render.text import Line
+from gpuwatch.tui.render.output import (
+    leave_lines,
+    match_cells,
+    output_line,
+    output_title,
+    report_lines,
+)
+from gpuwatch.tui.render.text import Line, cells
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.screens.base import FedScreen
 from gpuwatch.tui.screens.reading import ReadingScreen
@@ -26,10 +33,16 @@ __all__ = ["LeaveScreen", "OutputPane", "OutputScreen", "ReportScreen"]
 
 
 class OutputPane(LinePane, can_focus=True):
-    """Follows the end of the output until it is scrolled; at the end it follows again."""
+    """Follows the end of the output until it is scrolled; at the end it follows again.
+
+    Lines are not broken: a progress bar or a table would come apart. They are scrolled sideways.
+    """
+
+    class Shifted(Message):
+        """The keys that work are others now."""
 
     BINDINGS: ClassVar[list[BindingType]] = bind(
-        "down", "up", "page-down", "page-up", "first", "last"
+        *("down", "up", "page-down", "page-up", "first", "last", "left", "right")
     )
 
     def __init__(self, job: Job, *, id: str | None = None) -> None:
@@ -39,12 +52,23 @@ class OutputPane(LinePane, can_focus=True):
         self._cells = (1, 1)
         self._words = ""
         self._match: int | None = None
+        self._left = 0
+        self._longest = 0
         self.drawn = -1
 
     @property
     def follows(self) -> bool:
         """Whether the end is shown, whatever comes."""
         return self._top is None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there is more of a line than the screen shows."""
+        return self._left > 0 or self._longest > self._columns()
+
+    def _columns(self) -> int:
+        """Return the cells of a line that are on the screen: the first one is for marks."""
+        return max(1, self._cells[0] - 1)
 
     def _room(self) -> int:
         return max(1, self._cells[1] - 1)
@@ -62,9 +86,11 @@ class OutputPane(LinePane, can_focus=True):
         self.drawn = ring.version
         top, room = self._start(), self._room()
         lines: list[Line] = [output_title(self._job, top, room, self.follows, width)]
-        for i, text in enumerate(ring.lines(top, room)):
+        shown = ring.lines(top, room)
+        self._longest = max([cells(text) for text in shown], default=0)
+        for i, text in enumerate(shown):
             current = self._match == top + i
-            lines.append(output_line(text, self._words, width, current=current))
+            lines.append(output_line(text, self._words, width, current=current, left=self._left))
         self.show(lines)
 
     def _redraw(self) -> None:
@@ -101,13 +127,34 @@ class OutputPane(LinePane, can_focus=True):
         else:
             self._match = earlier[-1] if earlier else found[-1]
         top, room = self._start(), self._room()
-        if top <= self._match < top + room:
-            self._top = top
-            self._redraw()
-        else:
-            self._top = max(self._job.output.first, self._match - room // 2)
-            self._redraw()
+        if not top <= self._match < top + room:
+            top = max(self._job.output.first, self._match - room // 2)
+        self._top = top
+        self._show_match(self._match)
+        self._redraw()
         return f"‹{self._words}› {found.index(self._match) + 1:,} of {len(found):,}"
+
+    def _show_match(self, line: int) -> None:
+        """Shift the lines so that what was found is on the screen, no further than it takes."""
+        found = None
+        for text in self._job.output.lines(line, 1):
+            found = match_cells(text, self._words)
+        if found is None:
+            return
+        first, last = found
+        # The last cell says that a line goes on.
+        most = self._columns() - 1
+        if last <= most:
+            self._left = 0
+        elif first < self._left or last > self._left + most:
+            self._left = max(0, min(first, (first + last - most) // 2))
+
+    def action_shift(self, step: int) -> None:
+        """Scroll sideways by half a screen, to the end of the longest line at most."""
+        most = max(self._left, self._longest - self._columns())
+        self._left = max(0, min(most, self._left + step * max(1, self._columns() // 2)))
+        self._redraw()
+        self.post_message(self.Shifted())
 
     def action_move(self, step: int) -> None:
         """Scroll by lines."""
@@ -130,7 +177,7 @@ class OutputScreen(FedScreen):
     HEADER = 1
     HERE = (
         *("close", "down", "up", "page-down", "page-up", "first", "last"),
-        *("search", "find", "find-back"),
+        *("search", "find", "find-back", "left", "right"),
     )
 
     def __init__(self, job: Job) -> None:
@@ -158,7 +205,13 @@ class OutputScreen(FedScreen):
     def keys(self, scene: Scene) -> list[tuple[str, str]]:
         """Return the keys of the output."""
         keys = [("down", "scroll"), ("search", "search"), ("find", "next, previous")]
+        if self._output.is_wide:
+            keys.insert(1, ("left", "sideways"))
         return [*keys, ("last", "follow")] if not self._output.follows else keys
+
+    def on_output_pane_shifted(self, message: OutputPane.Shifted) -> None:
+        """Name the keys that work now."""
+        self.draw_footer()
 
     async def action_filter(self) -> None:
         """Type what is searched for."""

@@ -418,17 +418,31 @@ class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
             self.redraw()
         self.reveal()
 
+    def _go(self, item: int, rows: int) -> None:
+        """Select an item; from the first or the last one on scroll by rows that belong to none."""
+        last = self._item_count - 1
+        beyond = (item > last and self._selected == last) or (item < 0 and self._selected == 0)
+        if last < 0 or beyond:
+            self.scroll_to(y=self.scroll_offset.y + rows, animate=False)
+        else:
+            self.select(item)
+
     def action_move(self, step: int) -> None:
         """Move the selection by items."""
-        self.select(self._selected + step)
+        self._go(self._selected + step, step)
 
     def action_page(self, pages: int) -> None:
         """Move the selection by what fits on the screen."""
-        self.select(self._selected + pages * max(1, self.rows_in(self.size.height) - 1))
+        rows = pages * max(1, self.rows_in(self.size.height) - 1)
+        self._go(self._selected + rows, rows)
 
     def action_jump(self, item: int) -> None:
         """Select the first (0) or last (-1) item."""
-        self.select(item if item >= 0 else self._item_count - 1)
+        if item >= 0:
+            self._go(item if self._selected != item else -1, -self._count)
+        else:
+            last = self._item_count - 1
+            self._go(last + (self._selected == last), self._count)
 
     def action_open(self) -> None:
         """Open the selected item."""
