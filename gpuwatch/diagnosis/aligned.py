@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
 
-from gpuwatch.diagnosis.steps import Steps
+from gpuwatch.diagnosis.steps import Row, Steps, read_phases
 from gpuwatch.diagnosis.types import Abstain, RunPicture
 from gpuwatch.schema import Loader, StepRecord
-from gpuwatch.store.packed import step_indices
 from gpuwatch.store.views import RankView
 
 __all__ = [
@@ -73,6 +72,7 @@ class Aligned:
     indices: Sequence[int]
     records: tuple[Sequence[StepRecord], ...]
     rows: tuple[Steps, ...]
+    loaders: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -85,7 +85,12 @@ class Aligned:
         Data wait on the device's clock is the part of the device stall that passes in a fetch: what
         the host waits while the device is busy costs nothing, and is not in it.
         """
-        return [row.phase(name) for row in self.rows]
+        return [phases[name] for phases in self._phases]
+
+    @cached_property
+    def _phases(self) -> "list[dict[str, array[int]]]":
+        """All phases of every step, [rank]: most runs are judged without them."""
+        return list(map(read_phases, self.records))
 
     @property
     def own_ns(self) -> "list[array[int]]":
@@ -105,12 +110,13 @@ class Aligned:
     @cached_property
     def transfer_ns(self) -> list[int]:
         """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
-        return list(map(min, zip(*self.phase_ns("comm"), strict=True)))
+        comms = [map(sub, row.step, row.own) for row in self.rows]
+        return list(map(min, zip(*comms, strict=True)))
 
     @cached_property
     def without_wait_ms(self) -> list[float]:
         """The step if nobody waited for data, [step]: the slowest own time, plus transfer."""
-        return self.without_ms(self.phase_ns("data_wait"))
+        return self.without_ms([row.wait for row in self.rows])
 
     def without_ms(self, parts_ns: Sequence[Sequence[int]]) -> list[float]:
         """Return the step without a part of own time that is given as [rank][step]; [step]."""
@@ -139,23 +145,23 @@ class Aligned:
     @cached_property
     def mean_wait_ms(self) -> list[float]:
         """Mean data wait, [rank]."""
-        return self.mean_phase_ms("data_wait")
+        return self._means_ms([row.wait for row in self.rows])
 
     @cached_property
     def mean_comm_ms(self) -> list[float]:
         """Mean exposed communication, [rank]."""
-        return self.mean_phase_ms("comm")
+        return [(sum(row.step) - sum(row.own)) / self.count / 1e6 for row in self.rows]
 
     @cached_property
     def mean_other_ms(self) -> list[float]:
         """Mean of what is in no other phase, [rank]."""
-        return self.mean_phase_ms("other")
+        return self._means_ms([row.other for row in self.rows])
 
     def mean_phase_ms(self, name: str) -> list[float]:
         """Return the mean of a phase, [rank]."""
         return self._means_ms(self.phase_ns(name))
 
-    def _means_ms(self, rows_ns: "Sequence[array[int]]") -> list[float]:
+    def _means_ms(self, rows_ns: Sequence[Sequence[int]]) -> list[float]:
         return [sum(row) / self.count / 1e6 for row in rows_ns]
 
     def step_ms(self, row: int) -> float:
@@ -169,7 +175,9 @@ class Aligned:
     def wait_held(self, row: int, share: float) -> float:
         """Return in what share of a rank's steps the data wait is at least so much of the step."""
         steps = self.rows[row]
-        pairs = zip(steps.phase("data_wait"), steps.step, strict=True)
+        if min(steps.wait) >= share * max(steps.step):
+            return 1.0
+        pairs = zip(steps.wait, steps.step, strict=True)
         return sum([wait >= share * step for wait, step in pairs]) / self.count
 
     def host_wait_ms(self, row: int) -> float:
@@ -178,7 +186,7 @@ class Aligned:
 
     def loader(self, row: int) -> Loader | None:
         """Return the loader that a rank's newest step was fed by, None where it is not known."""
-        return loader_of(self.ranks[row], self.records[row][-1].loader)
+        return loader_of(self.ranks[row], self.loaders[row])
 
     @cached_property
     def comm_known(self) -> bool:
@@ -224,14 +232,11 @@ def clock_missing(kind: str, aligned: Aligned) -> Abstain | None:
     return None
 
 
-def windows(picture: RunPicture) -> Mapping[int, Steps]:
-    """Return what is read of the window of each rank, by its number; of those that have steps."""
-
-    def read() -> Mapping[int, Steps]:
-        ranks = [rank for rank in picture.run.ranks if rank.window]
-        return dict(zip([r.rank for r in ranks], picture.reader.read(ranks), strict=True))
-
-    return picture.once("windows", read)
+def windows(picture: RunPicture) -> Mapping[int, Row]:
+    """Return what is known of the window of each rank that has steps, by its number."""
+    return picture.once(
+        "windows", lambda: picture.reader.read([r for r in picture.run.ranks if r.window])
+    )
 
 
 def align(picture: RunPicture) -> Aligned | None:
@@ -247,7 +252,8 @@ def _align(picture: RunPicture) -> Aligned | None:
     )
     if not ranks:
         return None
-    each = [step_indices(r.window) for r in ranks]
+    known = [windows(picture)[r.rank] for r in ranks]
+    each = [row.indices for row in known]
     if all(isinstance(indices, range) for indices in each):
         shared: Sequence[int] = range(max([i[0] for i in each]), min([i[-1] for i in each]) + 1)
         common: set[int] = set()
@@ -258,9 +264,8 @@ def _align(picture: RunPicture) -> Aligned | None:
         return None
     records: list[Sequence[StepRecord]] = []
     rows: list[Steps] = []
-    known = windows(picture)
-    for rank, indices in zip(ranks, each, strict=True):
-        window, steps = rank.window, known[rank.rank]
+    for rank, row in zip(ranks, known, strict=True):
+        window, indices, steps = rank.window, row.indices, row.steps
         if len(window) == len(shared):
             records.append(window)
             rows.append(steps)
@@ -272,4 +277,4 @@ def _align(picture: RunPicture) -> Aligned | None:
             places = [place for place, index in enumerate(indices) if index in common]
             records.append([window[place] for place in places])
             rows.append(steps.at(places))
-    return Aligned(ranks, shared, tuple(records), tuple(rows))
+    return Aligned(ranks, shared, tuple(records), tuple(rows), tuple([row.loader for row in known]))

@@ -332,17 +332,15 @@ def _starvation(picture: RunPicture, aligned: Aligned) -> Starvation | None:
     if max(aligned.mean_wait_ms) < _least_wait_ms(step_ms):
         return None
     models = models_of(picture, aligned)
-    starved = [m for m in models if waits_for_batches(m, step_ms)]
+    starved: list[Model] = []
+    others: list[Model] = []
+    for model in models:
+        (starved if waits_for_batches(model, step_ms) else others).append(model)
     if not starved:
         return None
     # A rank whose loader is as slow may do its waiting in a collective, for the others.
     starved += [
-        m
-        for m in models
-        if m.workers
-        and (m.busy or 0.0) >= SATURATED
-        and m.wait_ms >= FLOOR_MS
-        and not waits_for_batches(m, step_ms)
+        m for m in others if m.workers and (m.busy or 0.0) >= SATURATED and m.wait_ms >= FLOOR_MS
     ]
     cores = cores_of_ranks(picture, aligned)
     return Starvation(aligned, starved, models, cores)

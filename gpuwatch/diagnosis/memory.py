@@ -15,6 +15,7 @@ from gpuwatch.diagnosis.aligned import ranks_text
 from gpuwatch.diagnosis.machine import reading
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.store.history import memory_slope
+from gpuwatch.store.packed import Points
 from gpuwatch.store.views import RankView, same_device
 
 __all__ = ["cpu_leak", "gpu_leak", "grows", "rising"]
@@ -49,12 +50,13 @@ def rising(
     """Return (growth in bytes, z of Mann-Kendall) if memory rises, None if not or not known."""
     if len(memory) < 2 * BLOCKS or memory[-1][0] - memory[0][0] < MIN_STEPS:
         return None
-    start = int(len(memory) * WARM_SHARE)
-    size = (len(memory) - start) / BLOCKS
+    values: Sequence[int]
+    values = memory.values if isinstance(memory, Points) else [value for _, value in memory]
+    values = values[int(len(values) * WARM_SHARE) :]
+    size = len(values) / BLOCKS
     # Most memory does not grow, and the first block and the newest value say so.
-    if memory[-1][1] - min([value for _, value in memory[start : start + int(size)]]) < floor_bytes:
+    if values[-1] - min(values[: int(size)]) < floor_bytes:
         return None
-    values = [value for _, value in memory][start:]
 
     def least(block: int) -> int:
         first = int(block * size)

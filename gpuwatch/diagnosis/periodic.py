@@ -26,7 +26,6 @@ from gpuwatch.diagnosis.loading import one_slow_worker, other_cause, uneven
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.schema import Loader, Span
 from gpuwatch.store.clocks import deciding
-from gpuwatch.store.packed import step_indices
 from gpuwatch.store.views import RankView
 
 __all__ = [
@@ -117,12 +116,12 @@ def _periodic(picture: RunPicture, rank: RankView, spans: Sequence[Span]) -> _Pe
 
 def _slower_after(picture: RunPicture, rank: RankView, steps: set[int]) -> float:
     """Return how much longer the steps right after such a span are, in ms; 0 if not much."""
-    indices = step_indices(rank.window)
-    if steps.isdisjoint(indices):
+    window = windows(picture).get(rank.rank)
+    if window is None or steps.isdisjoint(window.indices):
         return 0.0
     usual: list[int] = []
     after: list[int] = []
-    for index, step_ns in zip(indices, windows(picture)[rank.rank].step, strict=True):
+    for index, step_ns in zip(window.indices, window.steps.step, strict=True):
         (after if index in steps else usual).append(step_ns)
     if len(usual) < MIN_STEPS:
         return 0.0
@@ -296,7 +295,7 @@ def _worker_restart(picture: RunPicture) -> Outcome:
         if loader is None or not _restarts(loader):
             continue
         window = windows(picture).get(rank.rank)
-        steady = window.known_waits if window is not None else ()
+        steady = window.steps.known_waits if window is not None else ()
         if not steady:
             continue
         usual_ms = statistics.median(steady) / 1e6
@@ -422,7 +421,7 @@ def _burst(picture: RunPicture) -> Outcome:
         lag = round(loader.num_workers / aligned.batches(row))
         if lag < 2 or aligned.count < 3 * lag:
             continue
-        waits = [ns / 1e6 for ns in aligned.rows[row].phase("data_wait")]
+        waits = [ns / 1e6 for ns in aligned.rows[row].wait]
         correlation = _autocorrelation(waits, lag)
         others = max((_autocorrelation(waits, n) for n in range(1, lag)), default=0.0)
         high = sorted(waits, reverse=True)[: max(1, round(len(waits) / lag))]
@@ -498,10 +497,10 @@ def stall_log_sync(picture: RunPicture) -> Outcome:
 def _other_ns(aligned: Aligned) -> list[Sequence[int]]:
     """Return `other` without pauses of the garbage collector, [rank][step]."""
     return [
-        others
+        row.other
         if not any(row.gc)
-        else [max(0, other - paused) for other, paused in zip(others, row.gc, strict=True)]
-        for others, row in zip(aligned.phase_ns("other"), aligned.rows, strict=True)
+        else [max(0, other - paused) for other, paused in zip(row.other, row.gc, strict=True)]
+        for row in aligned.rows
     ]
 
 

@@ -17,7 +17,9 @@ def aligned(*rows: tuple[StepRecord, ...], packed: bool) -> Aligned:
         Packed(tuple(records_codec.encode(step) for step in row), records_codec) if packed else row
         for row in rows
     ]
-    return Aligned((), range(len(rows[0])), tuple(kept), tuple(map(read_steps, kept)))
+    return Aligned(
+        (), range(len(rows[0])), tuple(kept), tuple(map(read_steps, kept)), ("",) * len(kept)
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])

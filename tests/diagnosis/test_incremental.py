@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+import sys
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import pytest
 from builders import record
@@ -16,7 +20,7 @@ from gpuwatch.diagnosis import Engine, steps
 from gpuwatch.diagnosis.aligned import align, median_of_others
 from gpuwatch.diagnosis.engine import RULES, diagnose_run, picture_of
 from gpuwatch.diagnosis.memory import rising
-from gpuwatch.diagnosis.steps import Reader, Steps, read_steps
+from gpuwatch.diagnosis.steps import Reader, Steps, read_phases, read_steps
 from gpuwatch.diagnosis.types import RunPicture
 from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import deciding, deciding_step_ns
@@ -59,7 +63,7 @@ def test_many_ranks_whose_steps_are_bytes() -> None:
         (run,) = view.runs
         assert isinstance(run.ranks[0].window, Packed)
         assert diagnose_run(picture_of(view, run, reader)) == diagnose_run(picture_of(view, run))
-        assert kept(reader) == 0
+        assert kept(reader) == sum(len(rank.window) for rank in run.ranks)
 
 
 # --- what a reader reads and keeps --------------------------------------------------------------
@@ -67,7 +71,7 @@ def test_many_ranks_whose_steps_are_bytes() -> None:
 
 def kept(reader: Reader) -> int:
     """How many steps a reader holds."""
-    return sum(len(known.step) for _, known in reader._rows.values())
+    return sum(row.steps.size for row in reader._rows.values())
 
 
 @pytest.fixture
@@ -75,17 +79,24 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps were read, a number a call."""
     counts: list[int] = []
 
-    def counting(records: Iterable[StepRecord]) -> Steps:
-        found = tuple(records)
-        counts.append(len(found))
-        return read_steps(found)
+    find = steps._find
 
-    monkeypatch.setattr(steps, "read_steps", counting)
+    def counting(records: Sequence[StepRecord]) -> steps._Found:
+        counts.append(len(records))
+        return find(records)
+
+    monkeypatch.setattr(steps, "_find", counting)
     return counts
 
 
-def a_rank(view: View, window: Sequence[StepRecord], rank: int = 0) -> RankView:
-    return replace(view.runs[0].ranks[0], rank=rank, window=window)
+def a_rank(
+    view: View, window: Sequence[StepRecord], rank: int = 0, incarnation: str = "one"
+) -> RankView:
+    return replace(view.runs[0].ranks[0], rank=rank, window=window, incarnation=incarnation)
+
+
+def as_bytes(window: Sequence[StepRecord]) -> Packed[StepRecord]:
+    return Packed(map(records_codec.encode, window), records_codec)
 
 
 @pytest.fixture(scope="module")
@@ -93,36 +104,70 @@ def view() -> View:
     return next(history(0, 1))
 
 
-def a_step(index: int, **more: float) -> StepRecord:
-    return record(index, {"data_wait": 1.0 + index, "forward": 30.0, "comm": 2.0, **more})
+def a_step(index: int, **more: Any) -> StepRecord:
+    return record(index, {"data_wait": 1.0 + index, "forward": 30.0, "comm": 2.0}, **more)
 
 
-def test_only_new_steps_are_read(view: View, counted: list[int]) -> None:
-    rows = tuple(map(a_step, range(100)))
+def plainly_read(window: Sequence[StepRecord]) -> Steps:
+    """The numbers of such steps, each by itself."""
+    times = [(r.step_ns, r.step_ns - 2_000_000, r.host.data_wait or 0, 0) for r in window]
+    return Steps(array("q", chain(*times)), array("q", [1, 0, 0] * len(window)))
+
+
+@pytest.mark.parametrize("kind", [tuple, as_bytes])
+def test_only_new_steps_are_read(
+    view: View, counted: list[int], kind: Callable[[Sequence[StepRecord]], Sequence[StepRecord]]
+) -> None:
+    told = [a_step(index, loader="a" if index < 69 else "b") for index in range(100)]
     reader = Reader()
     for end in (64, 69, 69, 70):
-        window = rows[end - 64 : end]
-        (found,) = reader.read([a_rank(view, window)])
-        assert found == read_steps(window)
+        window = told[end - 64 : end]
+        row = reader.read([a_rank(view, kind(window))])[0]
+        assert row.indices == range(end - 64, end)
+        assert row.loader == ("a" if end < 70 else "b")
+        assert row.steps == plainly_read(window)
     assert counted == [64, 5, 1]
 
 
-def test_a_window_that_is_none_of_the_one_before_is_read_whole(
+def test_new_steps_of_all_ranks_are_read_in_one_go(view: View, counted: list[int]) -> None:
+    told = tuple(map(a_step, range(100)))
+    reader = Reader()
+    for end in (60, 63):
+        # One of them is a step behind, and one has told none since.
+        windows = [told[end - 20 : end], told[end - 21 : end - 1], told[20:40]]
+        rows = reader.read([a_rank(view, window, rank) for rank, window in enumerate(windows)])
+        assert [rows[rank].steps for rank in range(3)] == list(map(plainly_read, windows))
+    assert counted == [60, 6]
+
+
+def test_a_window_that_does_not_go_on_from_the_one_before_is_read_whole(
     view: View, counted: list[int]
 ) -> None:
-    rows = tuple(map(a_step, range(100)))
-    others = tuple(a_step(index, forward=99.0) for index in range(100))
+    told = tuple(a_step(index) for index in range(100) if index != 45)
+    lost = (*told[40:43], *told[44:80])
     reader = Reader()
-    for window in (
-        rows[:30],
-        rows[30:70],  # nothing in common
-        (*rows[40:60], *others[60:72]),  # goes on, but not from its end
-        others[40:72],  # the same indices
-        rows[5:40],  # back in time
+    for window, incarnation in (
+        (told[:30], "one"),
+        (told[30:70], "one"),  # nothing in common
+        (told[30:72], "one"),  # goes on, with a gap in it
+        (lost, "one"),  # another gap
+        (told[44:90], "one"),  # goes on from the middle of it
+        (told[44:90], "other"),  # the same indices of another process
+        (told[5:40], "other"),  # back in time
     ):
-        (found,) = reader.read([a_rank(view, window)])
-        assert found == read_steps(window)
-    assert counted == [30, 40, 32, 32, 35]
+        row = reader.read([a_rank(view, window, incarnation=incarnation)])[0]
+        assert row.indices == [step.index for step in window] or isinstance(row.indices, range)
+        assert row.steps == plainly_read(window)
+    assert counted == [30, 40, 2, 39, 10, 46, 35]
+
+
+def test_what_is_kept_of_a_rank_is_less_than_2_kb(view: View) -> None:
+    """Of usual steps; those of more than four seconds take twice as much."""
+    told = tuple(map(a_step, range(1000, 1064)))
+    reader = Reader()
+    row = reader.read([a_rank(view, as_bytes(told))])[0]
+    parts = [*row.steps, row.steps, row, row.indices, *map(int, (1000, 1064, 64))]
+    assert sum(map(sys.getsizeof, parts)) < 2000
 
 
 def test_nothing_is_kept_of_ranks_that_are_gone(view: View) -> None:
@@ -168,6 +213,9 @@ def test_numbers_are_those_of_the_records(seed: int) -> None:
         own = [[s - c for s, c in zip(*pair, strict=True)] for pair in zip(step, comm, strict=True)]
         columns = list(zip(*own, strict=True))
         assert [list(row.step) for row in aligned.rows] == step
+        assert aligned.mean_comm_ms == pytest.approx(aligned.mean_phase_ms("comm"), rel=1e-12)
+        assert aligned.mean_wait_ms == aligned.mean_phase_ms("data_wait")
+        assert aligned.mean_other_ms == aligned.mean_phase_ms("other")
         assert aligned.own_columns_ns == columns
         assert aligned.own_sorted_ns == [sorted(column) for column in columns]
         assert aligned.transfer_ns == [min(column) for column in zip(*comm, strict=True)]
@@ -190,12 +238,23 @@ def test_numbers_are_those_of_the_records(seed: int) -> None:
 
 
 def test_bytes_are_read_as_objects_are() -> None:
+    assert steps._Lean.__struct_fields__ == StepRecord.__struct_fields__
     for seed in range(20):
         *_, view = views(seed)
         for rank in view.runs[0].ranks:
-            packed = Packed(tuple(map(records_codec.encode, rank.window)), records_codec)
-            (found,) = Reader().read([replace(rank, window=packed)])
-            assert found == read_steps(rank.window)
+            packed = as_bytes(rank.window)
+            assert read_steps(packed) == read_steps(rank.window)
+            assert read_phases(packed) == read_phases(rank.window)
+
+
+def test_long_steps_and_many_batches_take_more_bytes(view: View) -> None:
+    short, long = a_step(0), record(1, {"forward": 5e6, "comm": 4.5e6}, batches=300)
+    reader = Reader()
+    reader.read([a_rank(view, (short,))])
+    row = reader.read([a_rank(view, (short, long))])[0]
+    assert list(row.steps.step) == [33_000_000, 9_500_000_000_000]
+    assert list(row.steps.own) == [31_000_000, 5_000_000_000_000]
+    assert list(row.steps.batches) == [1, 300]
 
 
 def test_the_median_of_others() -> None:
