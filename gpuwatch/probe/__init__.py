@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,9 @@ def _watch_when_training() -> None:
     for needed in ("msgspec", "zmq"):
         if find_spec(needed) is None:
             raise ImportError(f"no module named {needed!r}", name=needed)
-    with _lock:
+    if not _lock.acquire(blocking=False):
+        return  # a thread that starts to watch has it; an import waits for nobody
+    try:
         if _pending is not None or _probe is not None:
             return
         try:
@@ -98,6 +101,8 @@ def _watch_when_training() -> None:
             raise ImportError(str(exc), name="torch") from exc
         except Exception as exc:
             _warn(f"not watching: {type(exc).__name__}: {exc}")
+    finally:
+        _lock.release()
 
 
 def _why_not(exc: Exception) -> str:
@@ -115,6 +120,9 @@ def _why_not(exc: Exception) -> str:
 def _begin(name: str = "", control: bool = False, count_flops: bool = False) -> None:
     """Watch this process; never raises. `gpuwatch run` may have said more than the script."""
     global _probe, _hooked
+    # Under `gpuwatch run` the end of this import puts marks on; nothing is held that it waits for.
+    with contextlib.suppress(Exception):
+        import_module("torch")
     with _lock:
         if _probe is not None and _probe.pid == os.getpid():
             return

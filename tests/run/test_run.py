@@ -622,13 +622,18 @@ def test_children_by_every_start_method(rundir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_shell_script_and_a_module_and_their_own_watch(rundir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["torch", "watch"])
+def test_a_shell_script_and_a_module_and_their_own_watch(
+    rundir: Path, tmp_path: Path, first: str
+) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
     source = (HERE / "job.py").read_text()
     # It calls watch() itself as well: still one rank, and it has the last word on its name.
     watch = "import gpuwatch\ngpuwatch.watch(name='by itself', allow_control=True)\n"
-    source = source.replace("import torch\n", f"import torch\n{watch}", 1)
+    # Also before torch is there: then its import is ours, in the middle of beginning to watch.
+    both = f"import torch\n{watch}" if first == "torch" else f"{watch}import torch\n"
+    source = source.replace("import torch\n", both, 1)
     (package / "__main__.py").write_text(source)
     script = tmp_path / "train.sh"
     script.write_text(f"#!/bin/sh\n'{support.PYTHON}' -m pkg plainly\n")
