@@ -416,12 +416,40 @@ def test_copy_snooze_and_sort_of_findings() -> None:
         assert "1 open  1 aside" in text
         assert [item.id for item in app.watcher.scene.findings] == ["F2", "F1"]
         assert "✖ F1  aside: too few" in text
-        await press(pilot, "j", "x")
+        # The selection has gone with it: the same key takes it back.
+        await press(pilot, "x")
         assert [item.id for item in app.watcher.scene.findings] == ["F1", "F2"]
         text = await press(pilot, "j", "c")
         assert "no hint to copy" in footer(text)
 
     drive(cluster(), script, size=(160, 45), diagnose=FOUND)
+
+
+@pytest.mark.parametrize("key", ["1", "4"])
+def test_what_a_key_has_acted_on_stays_selected(key: str) -> None:
+    copied: list[str] = []
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
+        await press(pilot, key)
+        for aside in ({"F1"}, set(), {"F1"}):
+            await press(pilot, "x")
+            assert app.watcher.scene.snoozed == aside
+        # It is the last one of them now, and no other was selected meanwhile.
+        assert [item.id for item in app.watcher.scene.findings] == ["F2", "F3", "F1"]
+        await press(pilot, "y")
+        assert copied[-1].startswith("## F1")
+        await press(pilot, "v")
+        assert app.told is not None
+        assert app.told[0].startswith("F1 ")
+        await press(pilot, "enter")
+        screen = app.screen
+        assert isinstance(screen, FindingScreen)
+        assert screen.finding.id == "F1"
+
+    third = few_workers(id="F3", kind="h2d_pin", cost_ms=9.0)
+    of_three = found(few_workers(cost_ms=61.0), peer_wait(cost_ms=30.0, follows=None), third)
+    drive(two_ranks(), script, size=(80, 24), diagnose=of_three)
 
 
 class AnsweringSession(FakeSession):

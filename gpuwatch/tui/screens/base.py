@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -24,6 +24,7 @@ from gpuwatch.tui.widgets.paint import SpanCompositor
 from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
 
 if TYPE_CHECKING:
+    from gpuwatch.diagnosis.types import Finding
     from gpuwatch.tui.app import GpuwatchApp
     from gpuwatch.tui.requests import Task
     from gpuwatch.tui.widgets.findings import FindingsPane
@@ -262,28 +263,29 @@ class ActsOnFinding(FedScreen):
 
     def action_copy(self) -> None:
         """Copy the selected finding's first hint."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_hint(self._findings.finding)
+        self._with_finding(self.gpuwatch.copy_hint)
 
     def action_copy_markdown(self) -> None:
         """Copy the selected finding as Markdown."""
-        if self._findings.finding is not None:
-            self.gpuwatch.copy_finding(self._findings.finding)
+        self._with_finding(self.gpuwatch.copy_finding)
 
     def action_snooze(self) -> None:
         """Put the selected finding aside, or take it back."""
-        if self._findings.finding is not None:
-            self.gpuwatch.snooze(self._findings.finding)
+        self._with_finding(self.gpuwatch.snooze)
 
     def action_apply(self) -> None:
         """Ask whether to set what the selected finding's hint proposes."""
-        if self._findings.finding is not None:
-            self.gpuwatch.apply_hint(self._findings.finding)
+        self._with_finding(self.gpuwatch.apply_hint)
 
     def action_verify(self) -> None:
         """Check a change against the selected finding's window, or stop checking."""
-        if self._findings.finding is not None:
-            self.gpuwatch.verify(self._findings.finding)
+        self._with_finding(self.gpuwatch.verify)
+
+    def _with_finding(self, call: Callable[[Finding], None]) -> None:
+        # What was acted on once is what the next key means too, though its place is another.
+        finding = self._findings.hold()
+        if finding is not None:
+            call(finding)
 
 
 LIST_KEYS = bind("filter", "sort", "close")

@@ -104,5 +104,4 @@ class FindingsScreen(ActsOnFinding):
 
     def on_list_pane_opened(self, message: ListPane.Opened) -> None:
         """Open the finding."""
-        if self._findings.finding is not None:
-            self.gpuwatch.open_finding(self._findings.finding)
+        self._with_finding(self.gpuwatch.open_finding)

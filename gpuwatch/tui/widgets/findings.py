@@ -34,6 +34,7 @@ class FindingsPane(ListPane):
         self._cells = (0, 0)
         self._key: str | None = None
         self._run: str | None = None
+        self._held = False
 
     @property
     def finding(self) -> Finding | None:
@@ -41,6 +42,17 @@ class FindingsPane(ListPane):
         if self._scene is None or not self._scene.findings:
             return None
         return self._scene.findings[min(self.selected, len(self._scene.findings) - 1)]
+
+    def hold(self) -> Finding | None:
+        """Return the selected finding, which stays the selected one wherever it goes from now on.
+
+        Until the person has chosen one, it is whichever comes first.
+        """
+        finding = self.finding
+        if finding is not None:
+            self._key = finding.id
+            self._held = True
+        return finding
 
     def feed(self, scene: Scene, width: int, height: int) -> None:
         """Draw the findings of a scene in a pane of that size."""
@@ -52,7 +64,12 @@ class FindingsPane(ListPane):
         selected = 0
         if self._key is not None:
             selected = next((i for i, f in enumerate(scene.findings) if f.id == self._key), 0)
+        moved = selected != self.selected
         self.draw(selected)
+        if moved and self._held:
+            # What a key has sent elsewhere in the list is seen to be there.
+            self.call_after_refresh(self.reveal)
+        self._held = False
 
     def draw(self, selected: int) -> None:
         """Make the lines with that finding selected."""
