@@ -1,9 +1,10 @@
 """What a batch costs in the loader's workers, from the totals that they report."""
 
+import struct
 import sys
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import sub
 from typing import NamedTuple
 
 from gpuwatch.schema import WorkerCost
@@ -17,8 +18,14 @@ MIN_BATCHES = 2
 """Of a worker: its first batch opens files and imports, and is left out with any before it."""
 
 _KEPT_READINGS = 64
-_TOTALS = 4
-"""Of a reading: batches, wall, CPU, collating."""
+
+_READING = struct.Struct("=dqqqq")
+"""When it was taken, and the totals by then: batches, wall, CPU, collating."""
+
+_TIME = struct.Struct("=dq")
+"""Its beginning: when it was taken, and the batches by then."""
+
+_SIZE = _READING.size
 
 _KEPT_WORKERS = 4096
 
@@ -41,43 +48,13 @@ class WorkerBatch(NamedTuple):
     batches: int
 
 
-class _Row:
-    """The readings of one worker, oldest first: when they were taken, and four totals of each."""
-
-    __slots__ = ("at_s", "totals")
-
-    def __init__(self) -> None:
-        self.at_s = array("d")
-        self.totals = array("q")
-
-    def batches(self, place: int) -> int:
-        """Return the batches of a reading; -1 is the newest."""
-        return self.totals[place * _TOTALS]
-
-    def clear(self) -> None:
-        """Forget them all."""
-        del self.at_s[:], self.totals[:]
-
-    def drop(self, place: int) -> None:
-        """Forget the oldest (0) or the newest (-1)."""
-        self.at_s.pop(place)
-        if place == 0:
-            del self.totals[:_TOTALS]
-        else:
-            del self.totals[-_TOTALS:]
-
-    def insert(self, place: int, at_s: float, cost: WorkerCost) -> None:
-        """Put a reading before the one at that place."""
-        row = array("q", (cost.batches, cost.wall_ns, cost.cpu_ns, cost.collate_ns))
-        self.at_s.insert(place, at_s)
-        self.totals[place * _TOTALS : place * _TOTALS] = row
-
-
 class WorkerTotals:
     """The readings of one rank's workers over the last seconds, by loader and worker."""
 
+    __slots__ = ("_found", "_newest_s", "_rows")
+
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], _Row] = {}
+        self._rows: dict[tuple[str, int], bytes] = {}
         self._newest_s = 0.0
         self._found: dict[str, tuple[BatchCost | None, tuple[WorkerBatch, ...]]] = {}
 
@@ -98,19 +75,27 @@ class WorkerTotals:
             if row is None:
                 if len(self._rows) >= _KEPT_WORKERS:
                     continue
-                row = self._rows[sys.intern(cost.loader), cost.pid] = _Row()
-            _insert(row, at_s, cost)
+                row, key = b"", (sys.intern(cost.loader), cost.pid)
+            self._rows[key] = _with_reading(row, at_s, cost)
         self._prune()
 
     def _prune(self) -> None:
         old_s = self._newest_s - WINDOW_S
-        for key, row in list(self._rows.items()):
-            while len(row.at_s) > 2 and row.at_s[1] <= old_s:
-                if row.batches(-1) - row.batches(1) < MIN_BATCHES:
+        gone = []
+        for key, row in self._rows.items():
+            last_s, batches = _TIME.unpack_from(row, len(row) - _SIZE)
+            first = 0
+            while len(row) - first > 2 * _SIZE:
+                at_s, made = _TIME.unpack_from(row, first + _SIZE)
+                if at_s > old_s or batches - made < MIN_BATCHES:
                     break
-                row.drop(0)
-            if row.at_s[-1] <= old_s:
-                del self._rows[key]  # a worker that is no more
+                first += _SIZE
+            if last_s <= old_s:
+                gone.append(key)  # a worker that is no more
+            elif first:
+                self._rows[key] = row[first:]
+        for key in gone:
+            del self._rows[key]
 
     def knows(self, loader: str) -> bool:
         """Whether any worker of the loader has reported a batch."""
@@ -132,10 +117,8 @@ class WorkerTotals:
         for (key, pid), row in self._rows.items():
             if key != loader:
                 continue
-            made, took_ns, busy_ns, joined_ns = (
-                last - first
-                for first, last in zip(row.totals[:_TOTALS], row.totals[-_TOTALS:], strict=True)
-            )
+            first, last = _READING.unpack_from(row), _READING.unpack_from(row, len(row) - _SIZE)
+            made, took_ns, busy_ns, joined_ns = map(sub, last[1:], first[1:])
             if made < MIN_BATCHES:
                 continue
             batches += made
@@ -150,20 +133,23 @@ class WorkerTotals:
         return mean, tuple(workers)
 
 
-def _insert(row: _Row, at_s: float, cost: WorkerCost) -> None:
-    """Keep the row in order, one reading a number of batches.
+def _with_reading(row: bytes, at_s: float, cost: WorkerCost) -> bytes:
+    """Return readings, oldest first, with one more; one reading a number of batches.
 
     A reading without new batches moves the last one: the worker lives, and waits or is busy.
     """
-    if row.at_s and at_s < row.at_s[-1]:
-        older = at_s < row.at_s[0] and cost.batches < row.batches(0)
-        if older and len(row.at_s) < _KEPT_READINGS:
-            row.insert(0, at_s, cost)
-        return
-    if row.at_s and cost.batches < row.batches(-1):
-        row.clear()  # another worker that has the same pid
-    elif len(row.at_s) > 1 and cost.batches == row.batches(-1):
-        row.drop(-1)
-    if len(row.at_s) == _KEPT_READINGS:
-        row.drop(0)
-    row.insert(len(row.at_s), at_s, cost)
+    new = _READING.pack(at_s, cost.batches, cost.wall_ns, cost.cpu_ns, cost.collate_ns)
+    if not row:
+        return new
+    last_s, batches = _TIME.unpack_from(row, len(row) - _SIZE)
+    if at_s < last_s:
+        first_s, first_batches = _TIME.unpack_from(row)
+        older = at_s < first_s and cost.batches < first_batches
+        return new + row if older and len(row) < _KEPT_READINGS * _SIZE else row
+    if cost.batches < batches:
+        return new  # another worker that has the same pid
+    if len(row) > _SIZE and cost.batches == batches:
+        row = row[:-_SIZE]
+    if len(row) == _KEPT_READINGS * _SIZE:
+        row = row[_SIZE:]
+    return row + new

@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -54,16 +55,6 @@ class Past:
     firsts: Sequence[StepRecord] = ()
     spans: Sequence[Span] = ()
     memory: Sequence[tuple[int, int]] = ()
-
-
-class ProcessMeans(NamedTuple):
-    """Readings of one process by name, and the shares of ticks in which it was blocked on a device
-    (state D) and had a core or waited for one (state R).
-    """
-
-    readings: Mapping[str, float]
-    blocked: float
-    runnable: float
 
 
 _NO_RECORDS: Packed[StepRecord] = Packed((), records_codec)
@@ -200,28 +191,71 @@ class Means:
             self._host = _means([tick.host for tick in self._ticks])
         return self._host
 
-    def process(self, pid: int) -> ProcessMeans | None:
+    def process(self, pid: int) -> "ProcessMeans | None":
         """Return a process's means, None for one that was not seen."""
         if self._processes is None:
-            self._processes = self._of_processes()
+            ticks = tuple(self._ticks)
+            pids = {id(tick.pids): tick.pids for tick in ticks}.values()
+            self._processes = {
+                known: ProcessMeans(ticks, known) for known in set(chain.from_iterable(pids))
+            }
         return self._processes.get(pid)
 
-    def _of_processes(self) -> dict[int, ProcessMeans]:
-        width = len(_AVERAGED)
-        rows: dict[int, list[array[float]]] = {}
-        states: dict[int, list[str]] = {}
-        for tick in self._ticks:
-            for i, pid in enumerate(tick.pids):
-                rows.setdefault(pid, []).append(tick.rows[i * width : (i + 1) * width])
-                states.setdefault(pid, []).append(tick.states[i])
-        return {
-            pid: ProcessMeans(
-                _means(found),
-                states[pid].count("D") / len(found),
-                states[pid].count("R") / len(found),
-            )
-            for pid, found in rows.items()
-        }
+
+class ProcessMeans:
+    """Readings of one process by name, and the shares of ticks in which it was blocked on a device
+    (state D) and had a core or waited for one (state R).
+
+    Immutable; made when it is asked for: of thousands of processes few are looked at.
+    """
+
+    __slots__ = ("_made", "_pid", "_ticks")
+
+    def __init__(self, ticks: tuple[_Tick, ...], pid: int) -> None:
+        self._ticks = ticks
+        self._pid = pid
+        self._made: tuple[Mapping[str, float], float, float] | None = None
+
+    def _make(self) -> tuple[Mapping[str, float], float, float]:
+        made = self._made
+        if made is None:
+            width = len(_AVERAGED)
+            rows: list[array[float]] = []
+            states = ""
+            for tick in self._ticks:
+                if self._pid in tick.pids:
+                    place = tick.pids.index(self._pid)
+                    rows.append(tick.rows[place * width : (place + 1) * width])
+                    states += tick.states[place]
+            count = max(1, len(rows))
+            made = _means(rows), states.count("D") / count, states.count("R") / count
+            self._made = made
+        return made
+
+    @property
+    def readings(self) -> Mapping[str, float]:
+        """Means by name; what is not known is not in it."""
+        return self._make()[0]
+
+    @property
+    def blocked(self) -> float:
+        """Share of ticks in state D."""
+        return self._make()[1]
+
+    @property
+    def runnable(self) -> float:
+        """Share of ticks in state R."""
+        return self._make()[2]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProcessMeans):
+            return NotImplemented
+        return self._make() == other._make()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ProcessMeans{self._make()}"
 
 
 def _row(readings: Mapping[str, Reading]) -> list[float]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
 import msgspec
@@ -40,6 +40,7 @@ from gpuwatch.store.batches import WorkerTotals
 from gpuwatch.store.clocks import NodeClock, times_of
 from gpuwatch.store.history import History, Means
 from gpuwatch.store.lean import lean_frame
+from gpuwatch.store.members import Doubts, Member, leavers
 from gpuwatch.store.packed import PACK_ABOVE
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
@@ -450,7 +451,7 @@ class _Rank:
             timeline=self.timeline.rollups(ahead_s),
             notices=self.state.notices,
             replies=self.replies,
-            commands=self.commands,
+            commands=_by_observer(self.commands, ahead_s),
             simulated=self.simulated,
             batch_wall_ms=None if cost is None else cost.wall_ms,
             batch_cpu_ms=None if cost is None else cost.cpu_ms,
@@ -467,8 +468,12 @@ class _Rank:
             worker_batches=by_worker,
             bye=self.bye,
             # One that died without a word was heard within a tenth of a second of its end.
-            ended_s=(self.ended_s or self.sent_s or None) if self.over else None,
+            ended_s=self._ended_s(ahead_s) if self.over else None,
         )
+
+    def _ended_s(self, ahead_s: int) -> float | None:
+        ended_s = self.ended_s or self.sent_s
+        return ended_s - ahead_s if ended_s else None
 
     def _own_ms(self) -> float | None:
         """Return the step without exposed communication; None where that is n/a among ranks."""
@@ -589,6 +594,9 @@ class Store:
         self._version = 0
         self._refused = 0
         self._refusal = ""
+        self._worlds: dict[str, int] = {}
+        self._uneven: set[str] = set()
+        self._doubts = Doubts()
         self._link = "connecting"
         self._message = ""
         self._replies: deque[Reply] = deque(maxlen=_KEPT_REPLIES)
@@ -659,7 +667,7 @@ class Store:
         step_s = node.clock.take(
             node_frame.seq, node_frame.sent_s, received_s, self._wall(), node_frame.merged
         )
-        if step_s and self._link == "live":
+        if step_s and self._link != "replay":
             for moved in self._ranks.values():
                 if moved.node == name:
                     self._settle(moved)
@@ -702,6 +710,10 @@ class Store:
                 missing.append((frame.run, frame.rank))
             if rank.hello is not None and frame.hello is not None:
                 rank.hello = self._shared.parts(rank.hello)
+                world = self._worlds.setdefault(rank.run, rank.hello.world_size)
+                if world != rank.hello.world_size:
+                    self._worlds[rank.run] = rank.hello.world_size
+                    self._uneven.add(rank.run)
             if frame.spans and not frame.snapshot:
                 self._note_spans(rank, frame, received_s)
             if frame.commands and not frame.snapshot:
@@ -749,6 +761,9 @@ class Store:
         elif frame.incarnation != rank.incarnation:
             if frame.incarnation in rank.former or frame.sent_s < rank.sent_s:
                 # A late frame, or the remembered past, of a process that has been replaced.
+                if not frame.snapshot and node != rank.node:
+                    nodes = (node, rank.node)
+                    self._doubts.note_double(run, frame.rank, nodes, self._clock())
                 if frame.incarnation not in rank.former:
                     rank.former |= {frame.incarnation}
                     rank.restarts += 1
@@ -824,15 +839,20 @@ class Store:
         """Return the present picture."""
         now_s = self._clock()
         with self._lock:
+            doubts = self._members(now_s)
             by_run: dict[str, list[RankView]] = {}
             windows: dict[str, list[Window]] = {}
             for (run, _), rank in sorted(self._ranks.items(), key=lambda item: item[0][1]):
                 by_run.setdefault(run, []).append(self._rank_view(rank, now_s))
                 windows.setdefault(run, []).append(rank.window)
             self._tell_changes()
-            runs = [_run_view(run, tuple(ranks), windows[run]) for run, ranks in by_run.items()]
+            ahead_s = {name: self._ahead_s(node) for name, node in self._nodes.items()}
+            runs = [
+                _run_view(run, tuple(ranks), windows[run], ahead_s) for run, ranks in by_run.items()
+            ]
             runs.sort(key=lambda r: r.started_s, reverse=True)
             notices = [n for node in self._nodes.values() for n in node.notices]
+            notices += doubts
             if self._refused:
                 notices.append(f"{self._refused} frames refused; the last: {self._refusal}")
             return View(
@@ -847,6 +867,36 @@ class Store:
                 lost=sum(r.lost + r.open_gap for r in self._ranks.values()),
                 notices=tuple(notices),
             )
+
+    def _ahead_s(self, node: _Node) -> int:
+        """Return how far the clock of a node is ahead of the observer's, in s.
+
+        A recording is by its own clocks; only of what arrives now is the delay small.
+        """
+        return 0 if self._link == "replay" else node.clock.ahead_s
+
+    def _members(self, now_s: float) -> list[str]:
+        """Let go of ranks that a smaller restart has left out; returns what there is to doubt."""
+        uneven: dict[str, list[_Rank]] = {run: [] for run in self._uneven}
+        if uneven:
+            for (run, _), rank in self._ranks.items():
+                if run in uneven:
+                    uneven[run].append(rank)
+        for run, ranks in uneven.items():
+            gone = leavers(ranks, now_s)
+            for left in gone:
+                del self._ranks[run, left.rank]
+                self._said.pop((run, left.rank), None)
+            if gone:
+                ranks[:] = [rank for rank in ranks if rank not in gone]
+                world = max(r.hello.world_size for r in ranks if r.hello is not None)
+                who = f"rank {gone[0].rank}" if len(gone) == 1 else f"{len(gone)} ranks"
+                self._event(f"{who} left out: {world} of them go on", "warning", run)
+            sizes = {rank.hello.world_size for rank in ranks if rank.hello is not None}
+            if len(sizes) < 2:
+                self._uneven.discard(run)
+        told: dict[str, list[Member]] = {run: [*ranks] for run, ranks in uneven.items()}
+        return self._doubts.sentences(told.items(), now_s)
 
     def _rank_view(self, rank: _Rank, now_s: float) -> RankView:
         node = self._nodes.get(rank.node)
@@ -863,8 +913,7 @@ class Store:
                 rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
         self._settle(rank)
         means = node.means if node is not None else _NO_MEANS
-        # A recording is by its own clocks; only of what arrives now is the delay small.
-        ahead_s = node.clock.ahead_s if node is not None and self._link == "live" else 0
+        ahead_s = self._ahead_s(node) if node is not None else 0
         view = rank.view(now_s, node_live, process, workers or (), means, ahead_s)
         self._note_change(view)
         return view
@@ -926,7 +975,19 @@ class Store:
             self._event(text, run=rank.run)
 
 
-def _run_view(run: str, ranks: tuple[RankView, ...], windows: Sequence[Window]) -> RunView:
+def _by_observer(commands: tuple[Logged, ...], ahead_s: int) -> tuple[Logged, ...]:
+    """Return a log with the times of the observer's clock."""
+    if not ahead_s or not commands:
+        return commands
+    return tuple([msgspec.structs.replace(one, at_s=one.at_s - ahead_s) for one in commands])
+
+
+def _run_view(
+    run: str,
+    ranks: tuple[RankView, ...],
+    windows: Sequence[Window],
+    ahead_s: Mapping[str, int],
+) -> RunView:
     hellos = [r.hello for r in ranks if r.hello is not None]
     steps_ms = [r.step_ms for r in ranks if r.step_ms is not None]
     rates = [r.samples_per_s for r in ranks if r.samples_per_s is not None]
@@ -950,7 +1011,10 @@ def _run_view(run: str, ranks: tuple[RankView, ...], windows: Sequence[Window]) 
         loss=next((r.loss for r in ranks if r.loss is not None), None),
         epoch=next((r.epoch for r in ranks if r.epoch is not None), None),
         total_steps=next((r.total_steps for r in ranks if r.total_steps is not None), None),
-        started_s=min([h.started_s for h in hellos], default=0.0),
+        started_s=min(
+            [r.hello.started_s - ahead_s.get(r.node, 0) for r in ranks if r.hello is not None],
+            default=0.0,
+        ),
         age_s=min(r.age_s for r in ranks),
         lost=sum(r.lost for r in ranks),
         dropped=sum(r.dropped for r in ranks),
