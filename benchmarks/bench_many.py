@@ -391,6 +391,7 @@ def monitor(port: int, ranks: int, key_file: str, seconds: float, profile: bool)
     session, _ = open_session(
         [f"{target}:{port}" for target in targets], key=load_key(key_file), tap=tap
     )
+    in_store_s = _time_store(session)
     known = session._store._ranks  # a view costs more than all of the rest
     while sum(r.hello is not None for r in list(known.values())) < ranks:
         if time.monotonic() - began_s > ATTACH_TIMEOUT_S:
@@ -400,10 +401,12 @@ def monitor(port: int, ranks: int, key_file: str, seconds: float, profile: bool)
     time.sleep(3.0)  # what has waited while it attached is read
     frames = next(taken)
     ages_s.clear()
+    store_s = in_store_s[0]
     wall_s, cpu_s = time.monotonic(), time.process_time()
     lost = _lost(session)
     time.sleep(seconds)
     cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+    store_s = in_store_s[0] - store_s
     frames = next(taken) - frames
     ordered = sorted(ages_s)
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -419,6 +422,7 @@ def monitor(port: int, ranks: int, key_file: str, seconds: float, profile: bool)
         "cpu_percent": 100 * cpu_s / wall_s,
         "frames_per_s": frames / wall_s,
         "us_per_frame": 1e6 * cpu_s / max(1, frames),
+        "us_before_store": 1e6 * (cpu_s - store_s) / max(1, frames),
         "age_p50_ms": 1e3 * statistics.median(ordered),
         "age_p99_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
         "lost": lost,
@@ -439,6 +443,22 @@ def _lost(session: Any) -> int:
     return sum(r.lost + r.open_gap for r in store._ranks.values()) + sum(
         n.lost for n in store._nodes.values()
     )
+
+
+def _time_store(session: Any) -> list[float]:
+    """Return the CPU time of its store so far, in seconds, in a list that is kept up to date."""
+    spent_s = [0.0]
+    apply = session._store.apply
+
+    def timed(frame: NodeFrame, received_s: float) -> Any:
+        began_s = time.thread_time()
+        try:
+            return apply(frame, received_s)
+        finally:
+            spent_s[0] += time.thread_time() - began_s
+
+    session._store.apply = timed
+    return spent_s
 
 
 def _profile_links(profiler: cProfile.Profile) -> None:
@@ -529,7 +549,7 @@ def say(ranks: int, row: dict[str, Any]) -> None:
         f"{row['frames_per_s']:,.0f} node frames a second, {row['live']:,} ranks training\n"
         f"  ranks that are known   {row['known']:7,}     (budget {ranks:,})\n"
         f"  CPU of a core          {row['cpu_percent']:7.1f} %   (budget {budget:.0f} %); "
-        f"{row['us_per_frame']:.0f} us a node frame\n"
+        f"{row['us_per_frame']:.0f} us a node frame, {row['us_before_store']:.0f} before the store\n"
         f"  frames lost            {row['lost']:7,}     (budget 0; the doors could not send "
         f"{row['doors'].get('refused', 0):,} and were late {row['doors'].get('late', 0):,} times)\n"
         f"  until all are known    {row['attach_s']:7.1f} s   (budget {BUDGET_ATTACH_S:.0f} s), "
