@@ -451,7 +451,7 @@ class _Rank:
             timeline=self.timeline.rollups(ahead_s),
             notices=self.state.notices,
             replies=self.replies,
-            commands=_by_observer(self.commands, ahead_s),
+            commands=self.commands,
             simulated=self.simulated,
             batch_wall_ms=None if cost is None else cost.wall_ms,
             batch_cpu_ms=None if cost is None else cost.cpu_ms,
@@ -469,6 +469,7 @@ class _Rank:
             bye=self.bye,
             # One that died without a word was heard within a tenth of a second of its end.
             ended_s=self._ended_s(ahead_s) if self.over else None,
+            ahead_s=ahead_s,
         )
 
     def _ended_s(self, ahead_s: int) -> float | None:
@@ -973,13 +974,6 @@ class Store:
             seconds = span.duration_ns / 1e9
             text = f"{span.name} {seconds:.1f} s (rank {rank.rank}), kept out of step statistics"
             self._event(text, run=rank.run)
-
-
-def _by_observer(commands: tuple[Logged, ...], ahead_s: int) -> tuple[Logged, ...]:
-    """Return a log with the times of the observer's clock."""
-    if not ahead_s or not commands:
-        return commands
-    return tuple([msgspec.structs.replace(one, at_s=one.at_s - ahead_s) for one in commands])
 
 
 def _run_view(

@@ -59,10 +59,12 @@ class RankView:
     long the device had nothing to do between two steps, mean over the window, None where that is
     not known; `device_dropped` counts steps whose device times were not taken.
 
-    `bye` are its last words, None while it lives and if it died without; `ended_s` is when it ended
-    by its own wall clock, to a tenth of a second where it died without a word.
+    `bye` are its last words, None while it lives and if it died without; `ended_s` is when it ended,
+    to a tenth of a second where it died without a word.
 
-    `commands` is what became of the last 64 commands, each status by itself, oldest first.
+    `commands` is what became of the last 64 commands, each status by itself, oldest first. Their
+    times and those of steps and spans are by the rank's own wall clock, which is `ahead_s` seconds
+    ahead of the observer's; `ended_s` and the seconds of `timeline` are by the observer's.
 
     `told` is what the rank said of itself last, `past` reaches back beyond the window.
     `process_means` and `worker_means` are the sampler's readings over about six seconds.
@@ -119,6 +121,7 @@ class RankView:
     bye: Bye | None = None
     ended_s: float | None = None
     commands: tuple[Logged, ...] = ()
+    ahead_s: int = 0
 
     @property
     def pid(self) -> int | None:

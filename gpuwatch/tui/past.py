@@ -192,7 +192,7 @@ def _rank_values(rank: RankView, since_s: float) -> list[float | None]:
         *(rank.phases_ms.get(name) for name in PHASES),
         None if second is None else second.max_ms,
         None if second is None else second.data_wait_ms,
-        _stall_ms(rank, since_s),
+        _stall_ms(rank, since_s + rank.ahead_s),
         rank.queue_depth,
         _memory_gb(rank),
         rank.samples_per_s,
@@ -346,6 +346,7 @@ def run_at(run: RunView, moment: Moment) -> RunView:
                 state=state,
                 state_reason=rank.state_reason if state == rank.state else "",
                 age_s=0.0,
+                steps=min(rank.steps, moment.steps),
                 window=(),
             )
         )

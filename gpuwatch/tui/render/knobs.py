@@ -249,7 +249,7 @@ def log_entries(run: RunView) -> list[LogEntry]:
     for rank in run.ranks:
         for item in rank.commands:
             key = (rank.rank, item.id)
-            began = last[key][0] if key in last else item.at_s
+            began = last[key][0] if key in last else item.at_s - rank.ahead_s
             last[key] = (began, item.verb, item.args, item.status, item.message)
     groups: dict[tuple[str, str, str, str, str], list[tuple[float, int]]] = {}
     for (number, name), (at_s, verb, args, status, message) in last.items():
