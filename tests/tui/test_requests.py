@@ -1131,3 +1131,17 @@ def test_the_log_is_of_all_monitors_and_tells_the_last_status() -> None:
         assert all(width_of(line) == width for line in lines)
         assert "num_workers=7" in text_of(lines[2])
     assert done in text_of(log_lines(entries, 120)[2])
+
+
+def test_the_newest_command_is_first_whatever_the_clocks_of_the_nodes() -> None:
+    early = logged(1, "done", NOW_S + 7200.0 - 60.0, "stack")
+    late = logged(2, "done", NOW_S - 3.0)
+    ranks = (
+        rank_view(0, commands=(early,), ahead_s=7200),
+        rank_view(1, commands=(late,)),
+    )
+    entries = log_entries(run_view(ranks))
+    assert [(entry.verb, entry.at_s) for entry in entries] == [
+        ("set", NOW_S - 3.0),
+        ("stack", NOW_S - 60.0),
+    ]
