@@ -32,6 +32,7 @@ from gpuwatch.wire.collect import (
     Way,
     load_key,
 )
+from gpuwatch.wire.collect.pipelink import ANSWER_S
 
 __all__ = [
     "PROGRAM",
@@ -74,7 +75,8 @@ MANY = 32
 monitor some 6 % of a core (`benchmarks/bench_many.py`), and a screen has no room for more nodes."""
 MANY_INTERVAL_S = 1.0
 
-_CONNECT_S = 20.0
+_CONNECT_S = ANSWER_S + 2.0
+"""A pipe says of itself that nobody answers, and what its command has said until then."""
 _ANSWER_S = 3.0
 _ASK_AGAIN_S = 1.0
 _ASK_LONGEST_S = 60.0
@@ -119,6 +121,11 @@ def parse_target(
     if text.startswith("tcp://"):
         return _tcp_target(text, key)
     found = _SSH.fullmatch(text)
+    if found is None and re.fullmatch(_HOST, text):
+        raise TargetError(
+            f"{text!r} may be a run on this machine, and that stands alone; beside other targets "
+            f"write local for this machine, or ssh://{text} for another one"
+        )
     if found is None:
         raise TargetError(
             f"{printable(text)!r} is no target; write ssh://host, ssh://user@host:port, "
@@ -261,6 +268,7 @@ class RemoteSession:
         self._speakers: dict[str, Way] = {}
         self._incarnations: dict[Way, str] = {}
         self._names: dict[str, dict[Way, str]] = {}
+        self._waited_s = 0.0  # in vain, for those that have not answered until now
         piped = [target for target in targets if isinstance(target, PipeTarget)]
         called = [target for target in targets if isinstance(target, TcpTarget)]
         interval_s = MANY_INTERVAL_S if len(targets) > MANY else 0.0
@@ -367,7 +375,7 @@ class RemoteSession:
             link=link,
             message=message,
             events=tuple(events),
-            notices=(*_notices(ways), *view.notices),
+            notices=(*self.troubles(), *view.notices),
         )
 
     def raw_run(self, run: str) -> str:
@@ -378,7 +386,8 @@ class RemoteSession:
         """Wait until every target has answered with its past and two ticks of its sensors.
 
         Targets that cannot be reached are waited for until their first failure, the others at most
-        `timeout_s`, and 3 s more for what they know.
+        `timeout_s`, and 3 s more for what they know, or for a node process that is in trouble
+        there. Of a target that has not answered until then a sentence is among the notices.
 
         Raises:
             AgentError: none of them can be reached; one sentence and line a target.
@@ -389,18 +398,26 @@ class RemoteSession:
             now_s = time.monotonic()
             view = self.view()
             there = [p for p in self._ways if p.heard_s]
-            if all(p.heard_s or p.state == "lost" for p in self._ways):
-                if not there:
+            away = [p for p in self._ways if not p.heard_s]
+            if all(p.trouble for p in away):
+                lost = all(p.state == "lost" for p in away)
+                if lost and not there:
                     break
                 answer_s = answer_s or now_s + _ANSWER_S
-                if now_s >= answer_s or (all(p.had_past for p in there) and _is_complete(view)):
-                    return view
+                known = lost and all(p.had_past for p in there) and _is_complete(view)
+                if known or now_s >= answer_s:
+                    break
             if now_s >= deadline_s:
                 break
             time.sleep(0.05)
+        self._waited_s = timeout_s
         if there:
-            return view
-        raise AgentError("\ngpuwatch: ".join(_notices(self._ways)) or "no target has answered")
+            return self.view()
+        raise AgentError("\ngpuwatch: ".join(self.troubles()) or "no target has answered")
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return a sentence for each target that is in trouble, a line each, and not too many."""
+        return _notices(self._ways, self._waited_s)
 
     # --- commands ------------------------------------------------------------------------------
 
@@ -484,9 +501,21 @@ def _link_of(ways: Sequence[Way]) -> tuple[str, str]:
     return "lost", f"{troubled[0]}{more}"
 
 
-def _notices(ways: Sequence[Way]) -> tuple[str, ...]:
-    """Return a sentence for each target that is in trouble."""
-    texts = [f"{p.target.label}: {p.trouble}" for p in ways if p.trouble]
+def _notices(ways: Sequence[Way], waited_s: float = 0.0) -> tuple[str, ...]:
+    """Return a sentence for each target that is in trouble, or was waited for so long in vain."""
+    texts = []
+    for way in ways:
+        if way.trouble:
+            texts.append(f"{way.target.label}: {way.trouble}")
+        elif waited_s and not way.heard_s:
+            texts.append(f"{way.target.label}: {_no_answer(way.target, waited_s)}")
     if len(texts) > _NOTICES:
         texts[_NOTICES - 1 :] = [f"{len(texts) - _NOTICES + 1} more targets cannot be reached"]
     return tuple(texts)
+
+
+def _no_answer(target: PipeTarget | TcpTarget, waited_s: float) -> str:
+    waited = f"no answer within {waited_s:.0f} s"
+    if isinstance(target, TcpTarget):
+        return f"{waited}; is a door open there, on port {target.port}?"
+    return f"{waited}; to see more, type: {target.reach}"

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import psutil
 import pytest
 import support
 from builders import node_frame, rank_frame
+from sshd import an_sshd, free_port, needs_sshd
 
 from gpuwatch.commands import remote
 from gpuwatch.commands.remote import (
@@ -35,7 +35,6 @@ from gpuwatch.store import RankView
 from gpuwatch.wire.collect import JobKey, Pipe, PipeTarget, TcpTarget, TcpWay, agent_presence
 
 SLEEPER = str(Path(__file__).parent.parent / "probe" / "sleeper.py")
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 RUN = "twohosts"
 
 
@@ -626,53 +625,7 @@ def test_one_picture_of_two_machines_as_json(machines: list[Path]) -> None:
 # --- a real sshd -------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def keygen(path: Path) -> None:
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=20
-    )
-
-
-@contextlib.contextmanager
-def an_sshd(directory: Path, port: int) -> Iterator[None]:
-    """An sshd of the test's own: its keys, its port, loopback only."""
-    assert SSHD is not None
-    keygen(directory / "host")
-    keygen(directory / "user")
-    shutil.copy(directory / "user.pub", directory / "authorized")
-    (directory / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {directory / 'host'}\n"
-        f"AuthorizedKeysFile {directory / 'authorized'}\nStrictModes no\nUsePAM no\n"
-        "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-        "PermitRootLogin prohibit-password\nPrintMotd no\n"
-    )
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where Debian's sshd drops to
-    log = directory / "sshd.log"
-    argv = [SSHD, "-D", "-e", "-f", str(directory / "sshd_config")]
-    with support.process(argv, {"PATH": os.environ["PATH"]}, output=log):
-
-        def listens() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        try:
-            support.wait_until(listens, 10, "sshd")
-            yield
-        except AssertionError as exc:
-            raise AssertionError(f"{exc}; sshd said:\n{support.text_of(log)[-2000:]}") from exc
-
-
-@pytest.mark.skipif(
-    SSHD is None or shutil.which("ssh") is None,
-    reason="no sshd on this machine (Debian: apt-get install openssh-server)",
-)
+@needs_sshd
 def test_two_ranks_behind_a_real_sshd(
     machines: list[Path],
     tmp_path: Path,

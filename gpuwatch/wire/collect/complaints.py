@@ -70,6 +70,39 @@ class Complaint:
 
 _Words = Callable[[PipeTarget, str], str]
 
+# What ssh says to type, in some builds of it, and what it calls the host in all. A far side may say
+# such words too: what a shell would read otherwise than as a name is not passed on.
+_FORGET = re.compile(
+    r'^\s*(ssh-keygen -f "[\w./@%+~, -]+" -R (?:"[\w.:%\[\]-]+"|[\w.:-]+))\s*$', re.MULTILINE
+)
+_KEY_OF = re.compile(r"Host key for ([\w.:%\[\]-]+) has changed")
+_KEY_IN = re.compile(r"^Offending \S+ key in ([\w./@%+~, -]+):\d+\s*$", re.MULTILINE)
+
+# What the far side says of a terminal comes through that terminal, on stdout; ssh says goodbye on
+# stderr, whatever the reason was.
+_NO_PIPE = re.compile(r"through pipes, and this is a terminal")
+_GOODBYE = re.compile(r"^(?:Shared connection|Connection) to \S+ closed\.?\s*$", re.MULTILINE)
+
+
+def _changed(target: PipeTarget, said: str) -> str:
+    line, file, name = _FORGET.search(said), _KEY_IN.search(said), _known_as(target, said)
+    quoted = f'"{name}"' if "[" in name else name  # to a shell it is a pattern
+    where = f'-f "{file[1]}" ' if file is not None else ""
+    forget = line[1] if line is not None else f"ssh-keygen {where}-R {quoted}"
+    return (
+        f"the host key of {target.place} is not the one that is known; if the machine was set up "
+        f"anew, type: {forget}, then once: {target.reach}"
+    )
+
+
+def _known_as(target: PipeTarget, said: str) -> str:
+    """Return what known_hosts calls a host: by its HostName, and with a port that is not 22."""
+    name = _KEY_OF.search(said)
+    port = re.match(r"ssh -p (\d+) ", target.reach)
+    if name is not None:
+        return name[1]
+    return f"[{target.place}]:{port[1]}" if port is not None else target.place
+
 
 def _denied(target: PipeTarget, _line: str) -> str:
     words = (
@@ -95,10 +128,7 @@ _SAID: tuple[tuple[str, bool, _Words], ...] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         False,
-        lambda t, _: (
-            f"the host key of {t.place} is not the one that is known; if the machine was set up "
-            f"anew, type: ssh-keygen -R {t.place}, then once: {t.reach}"
-        ),
+        _changed,
     ),
     (
         r"host key verification failed|no \S+ host key is known",
@@ -164,14 +194,22 @@ def why_ended(
         greeted: whether the preamble had come.
     """
     said = stderr.decode("utf-8", "replace")
+    before = "" if greeted else noise.decode("utf-8", "replace")
+    if _NO_PIPE.search(before) or (not greeted and _NO_PIPE.search(said)):
+        return Complaint("a terminal stands in the way: leave out -t (and -tt, --tty)", False)
     if not greeted:
+        said = _GOODBYE.sub("", said)
         for pattern, soon, words in _SAID:
             if re.search(pattern, said, re.IGNORECASE):
                 return Complaint(words(target, said), soon)
         if status == 127:
             return Complaint(_no_gpuwatch(target, said), False)
-    line = _last_line(said) or (_last_line(noise.decode("utf-8", "replace")) if not greeted else "")
+    line = _last_line(said) or _last_line(before)
     end = _end(status)
+    if status is not None and status < 0 and (greeted or not line):
+        name = _short(os.path.basename(target.argv[0]), 60)
+        more = f": {line}" if line else ""
+        return Complaint(f"its own command on this machine, {name}, was ended by {end}{more}")
     if greeted:
         if re.search(r"timeout, server .* not responding|broken pipe|reset by peer", said, re.I):
             return Complaint(f"the connection was lost ({line})")
