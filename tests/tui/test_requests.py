@@ -66,6 +66,7 @@ from tests.tui.fakes import (
     found,
     rank_view,
     records,
+    run_view,
     two_ranks,
     with_hello,
 )
