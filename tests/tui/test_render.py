@@ -474,10 +474,11 @@ def test_link_word(picture: View, more: dict[str, object], word: str) -> None:
 
 def test_header_carries_simulated_loss_and_lost_frames() -> None:
     run = run_view([rank_view(loss=math.nan)], simulated=True, lost=3, dropped=2)
-    line = text_of(header_line(scene_of(view([run], lost=4)), 120))
+    line = text_of(header_line(scene_of(view([run], lost=7)), 120))
     assert " SIMULATED " in line
     assert "loss nan" in line
-    assert "7 lost" in line
+    assert "3 lost" in line
+    assert "7 lost" in text_of(header_line(scene_of(view([], lost=7)), 120))
     assert "2 dropped" in line
     assert " SIMULATED " in text_of(header_line(scene_of(view([run])), 60))
 

@@ -48,7 +48,8 @@ def _size(run: RunView) -> str:
 
 
 def _lost(view: View, run: RunView | None) -> Line:
-    lost = view.lost + (run.lost if run else 0)
+    # That of the view is of all runs, this one too.
+    lost = view.lost if run is None else run.lost
     line: Line = [(f"{lost:,} lost", "warning" if lost else "dim")]
     if run is not None and run.dropped:
         line.append((f"  {run.dropped:,} dropped", "warning"))

@@ -45,9 +45,17 @@ def device_figures(gpus: Sequence[GpuSample]) -> list[tuple[str, str]]:
 
 
 def node_heading(
-    node: NodeView | None, number: int, since_s: float, width: int, simulated: bool = False
+    node: NodeView | None,
+    number: int,
+    since_s: float,
+    width: int,
+    simulated: bool = False,
+    past: bool = False,
 ) -> Line:
-    """Return the heading of the node panel; `number` is how many nodes there are."""
+    """Return the heading of the node panel; `number` is how many nodes there are.
+
+    In a picture of the `past` it says that the host is not: only of devices the past is kept.
+    """
     if node is None:
         return heading("Host", width)
     note = f"{node.host.cores} cores" if node.host is not None and node.host.cores else ""
@@ -59,6 +67,8 @@ def node_heading(
         # A second is the sampler's own beat; only what is older deserves a word.
         if age_s >= 5.0:
             right = f"{right}  sampled {numbers.age(age_s)} ago".strip()
+    if past and node.host is not None:
+        right = f"{right}  the host as it is now".strip()
     return heading(clip(node.node, 24) or "Host", width, note=note, right=right)
 
 

@@ -78,7 +78,15 @@ class GpusScreen(FedScreen):
         ranks = scene.run.ranks if scene.run is not None else ()
         for node in scene.nodes:
             lines.append(fit([("", "text")], width))
-            lines.append(node_heading(node, len(scene.nodes), scene.since_s, width))
+            lines.append(
+                node_heading(
+                    node,
+                    len(scene.nodes),
+                    scene.since_s,
+                    width,
+                    past=scene.cursor_s is not None,
+                )
+            )
             here = [rank for rank in ranks if rank.node == node.node]
             lines += node_lines(node, here, width, devices=False)
         return lines
