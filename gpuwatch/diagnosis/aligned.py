@@ -85,14 +85,25 @@ class Aligned:
         Data wait on the device's clock is the part of the device stall that passes in a fetch: what
         the host waits while the device is busy costs nothing, and is not in it.
         """
-        return [phases[name] for phases in self._phases]
+        return [self._phases_of(row)[name] for row in range(len(self.records))]
+
+    def _phases_of(self, row: int) -> "Mapping[str, array[int]]":
+        """Return all phases of a rank's steps, in ns: most runs are judged without them."""
+        found = self._phases.get(row)
+        if found is None:
+            found = self._phases[row] = read_phases(self.records[row])
+        return found
 
     @cached_property
-    def _phases(self) -> "list[dict[str, array[int]]]":
-        """All phases of every step, [rank]: most runs are judged without them."""
-        return list(map(read_phases, self.records))
+    def _phases(self) -> "dict[int, Mapping[str, array[int]]]":
+        return {}
 
-    @property
+    @cached_property
+    def step_ns(self) -> "list[array[int]]":
+        """Step, [rank][step]."""
+        return [row.step for row in self.rows]
+
+    @cached_property
     def own_ns(self) -> "list[array[int]]":
         """Step without exposed communication, [rank][step]."""
         return [row.own for row in self.rows]
@@ -110,7 +121,7 @@ class Aligned:
     @cached_property
     def transfer_ns(self) -> list[int]:
         """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
-        comms = [map(sub, row.step, row.own) for row in self.rows]
+        comms = [map(sub, step, own) for step, own in zip(self.step_ns, self.own_ns, strict=True)]
         return list(map(min, zip(*comms, strict=True)))
 
     @cached_property
@@ -130,7 +141,7 @@ class Aligned:
     @cached_property
     def mean_step_ms(self) -> float:
         """Mean step over all ranks and steps."""
-        return sum([sum(row.step) for row in self.rows]) / (self.count * len(self.rows)) / 1e6
+        return sum(map(sum, self.step_ns)) / (self.count * len(self.rows)) / 1e6
 
     @cached_property
     def mean_own_ms(self) -> list[float]:
@@ -150,7 +161,8 @@ class Aligned:
     @cached_property
     def mean_comm_ms(self) -> list[float]:
         """Mean exposed communication, [rank]."""
-        return [(sum(row.step) - sum(row.own)) / self.count / 1e6 for row in self.rows]
+        sums = zip(map(sum, self.step_ns), map(sum, self.own_ns), strict=True)
+        return [(step - own) / self.count / 1e6 for step, own in sums]
 
     @cached_property
     def mean_other_ms(self) -> list[float]:
@@ -158,15 +170,23 @@ class Aligned:
         return self._means_ms([row.other for row in self.rows])
 
     def mean_phase_ms(self, name: str) -> list[float]:
-        """Return the mean of a phase, [rank]."""
-        return self._means_ms(self.phase_ns(name))
+        """Return the mean of a phase, [rank].
+
+        Where all steps of a rank's window are among these, the picture has it already.
+        """
+        return [
+            rank.phases_ms.get(name) or 0.0
+            if len(rank.window) == self.count
+            else sum(self._phases_of(row)[name]) / self.count / 1e6
+            for row, rank in enumerate(self.ranks)
+        ]
 
     def _means_ms(self, rows_ns: Sequence[Sequence[int]]) -> list[float]:
         return [sum(row) / self.count / 1e6 for row in rows_ns]
 
     def step_ms(self, row: int) -> float:
         """Return the mean step of a rank."""
-        return sum(self.rows[row].step) / self.count / 1e6
+        return sum(self.step_ns[row]) / self.count / 1e6
 
     def batches(self, row: int) -> float:
         """Return the mean number of batches in a step of a rank."""
@@ -174,10 +194,10 @@ class Aligned:
 
     def wait_held(self, row: int, share: float) -> float:
         """Return in what share of a rank's steps the data wait is at least so much of the step."""
-        steps = self.rows[row]
-        if min(steps.wait) >= share * max(steps.step):
+        waits, steps = self.rows[row].wait, self.step_ns[row]
+        if min(waits) >= share * max(steps):
             return 1.0
-        pairs = zip(steps.wait, steps.step, strict=True)
+        pairs = zip(waits, steps, strict=True)
         return sum([wait >= share * step for wait, step in pairs]) / self.count
 
     def host_wait_ms(self, row: int) -> float:

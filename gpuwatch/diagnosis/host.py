@@ -5,7 +5,7 @@ periods of the control group, and cores that stand idle beside ones that are ful
 """
 
 from gpuwatch.diagnosis.aligned import Aligned, align, ranks_text, too_few
-from gpuwatch.diagnosis.machine import by_node, cpu_of, host_mean, nodes_text, reading
+from gpuwatch.diagnosis.machine import by_node, cpu_of, host_mean, nodes_text, reading, setting
 from gpuwatch.diagnosis.types import Abstain, Evidence, Finding, Hint, Outcome, RunPicture
 from gpuwatch.store.views import NodeView, RankView
 
@@ -49,8 +49,8 @@ def _cpu_quota(picture: RunPicture) -> Outcome:
     limited = []
     unknown = 0
     for rank in aligned.ranks:
-        quota = reading(rank, "cpu_quota_cores")
-        throttled = reading(rank, "cpu_throttled_percent")
+        quota = setting(rank, "cpu_quota_cores")
+        throttled = None if quota is None else reading(rank, "cpu_throttled_percent")
         if quota is None or throttled is None:
             reasons = rank.process.readings.get("cpu_quota_cores") if rank.process else None
             unknown += reasons is None or reasons.reason != "no CPU quota"
@@ -65,7 +65,7 @@ def _cpu_quota(picture: RunPicture) -> Outcome:
     held = (reading(rank, "cpu_throttled_ms_per_s") or 0.0) / 1e3
     node = picture.node(rank.node)
     cores = node.host.cores if node is not None and node.host is not None else None
-    allowed = reading(rank, "affinity_cores") or cores
+    allowed = setting(rank, "affinity_cores") or cores
     wanted = quota + held
     reach = min(wanted, allowed) if allowed else wanted
     step_ms = aligned.mean_step_ms
@@ -198,7 +198,7 @@ def _pinned(
     allowed = [
         int(found)
         for rank in ranks
-        if (found := reading(rank, "affinity_cores") or (rank.hello and rank.hello.cores))
+        if (found := setting(rank, "affinity_cores") or (rank.hello and rank.hello.cores))
     ]
     if len(allowed) < len(ranks) or max(allowed) >= cores:
         return None
@@ -277,4 +277,4 @@ def _pinned(
 
 
 def _has_quota(ranks: list[RankView]) -> bool:
-    return any(reading(rank, "cpu_quota_cores") is not None for rank in ranks)
+    return any(setting(rank, "cpu_quota_cores") is not None for rank in ranks)

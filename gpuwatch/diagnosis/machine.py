@@ -18,6 +18,7 @@ __all__ = [
     "nodes_text",
     "others_of",
     "reading",
+    "setting",
     "use_of",
     "value",
 ]
@@ -32,8 +33,15 @@ def value(found: Reading | None) -> float | None:
 
 def reading(rank: RankView, name: str) -> float | None:
     """Return a reading of the rank's own process: its mean over six seconds, or the last one."""
-    if rank.process_means is not None and name in rank.process_means.readings:
-        return rank.process_means.readings[name]
+    if rank.process_means is not None:
+        mean = rank.process_means.readings.get(name)
+        if mean is not None:
+            return mean
+    return setting(rank, name)
+
+
+def setting(rank: RankView, name: str) -> float | None:
+    """Return the last reading of the rank's own process, of what is set and has no mean."""
     return value(rank.process.readings.get(name)) if rank.process is not None else None
 
 
