@@ -4,7 +4,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from itertools import compress, pairwise
 
 import msgspec
 
@@ -41,7 +41,7 @@ from gpuwatch.store.clocks import NodeClock, times_of
 from gpuwatch.store.history import History, Means
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.members import Doubts, Member, leavers
-from gpuwatch.store.packed import PACK_ABOVE
+from gpuwatch.store.packed import PACK_ABOVE, collect_seldom
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
@@ -357,15 +357,19 @@ class _Rank:
                 new.append(record)
         if not new:
             return
-        self.last_index = last_index
-        self.last = new[-1]
-        times = [times_of(record) for record in new]
-        self.timeline.extend(new, times)
         self.history.add_steps(new)
-        if any(record.tags for record in new):
-            steady = [is_steady(record) for record in new]
-            new, times = list(compress(new, steady)), list(compress(times, steady))
-        self.window.extend(new, times)
+        self._count(new, len(new))
+
+    def _count(self, records: Sequence[StepRecord], most: int) -> None:
+        """Take new steps into seconds and window, at most so many of the newest into the latter."""
+        self.last_index = records[-1].index
+        self.last = records[-1]
+        times = [times_of(record) for record in records]
+        self.timeline.extend(records, times)
+        if any(record.tags for record in records):
+            steady = [is_steady(record) for record in records]
+            records, times = list(compress(records, steady)), list(compress(times, steady))
+        self.window.extend(records[-most:], times[-most:])
 
     def _take_snapshot(self, frame: RankFrame) -> None:
         records = frame.records
@@ -381,6 +385,9 @@ class _Rank:
             self.open_gap = 0
         merged = {r.index: r for r in self.window.records}
         if not records or all(r.index in merged or not is_steady(r) for r in records):
+            return
+        if self.last is None and all(one.index < two.index for one, two in pairwise(records)):
+            self._count(records, WINDOW_STEPS)  # nothing to merge with
             return
         for record in records:
             if is_steady(record):
@@ -755,6 +762,7 @@ class Store:
             self._ranks[key] = rank
             if packed and not self._packed:
                 self._packed = True
+                collect_seldom()
                 for other in self._ranks.values():
                     other.pack()
             self._raw_runs[run] = frame.run

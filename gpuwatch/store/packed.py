@@ -5,6 +5,7 @@ bytes that it came in. At a thousand ranks with 64 of them that decides the moni
 `PACK_ABOVE` ranks it does not, and what is read at every tick had better be there.
 """
 
+import gc
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -19,6 +20,7 @@ __all__ = [
     "Codec",
     "Packed",
     "Points",
+    "collect_seldom",
     "records_codec",
     "spans_codec",
     "step_indices",
@@ -27,8 +29,20 @@ __all__ = [
 PACK_ABOVE = 128
 """A store of more ranks than this keeps steps and spans as bytes."""
 
+_SELDOM = (50_000, 20, 100)
+"""When the collector of cycles runs once there are many ranks; Python's own is 700, 10, 10."""
+
 _S = TypeVar("_S")
 _T = TypeVar("_T")
+
+
+def collect_seldom() -> None:
+    """Let the collector of cycles run less often in this process, which watches many ranks.
+
+    A picture of a thousand of them is ten thousand objects in no cycle; going through all that is
+    there after every few hundred of them would cost more than all of the rest.
+    """
+    gc.set_threshold(*_SELDOM)
 
 
 class Codec(Generic[_T]):

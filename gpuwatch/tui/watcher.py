@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from gpuwatch.schema import GpuSample
+from gpuwatch.store.packed import collect_seldom
 from gpuwatch.store.session import Playback, Session
 from gpuwatch.store.views import NodeView, RunView, View
 from gpuwatch.tui.diagnoser import Diagnose, Diagnoser
@@ -85,9 +85,6 @@ _SHARE = 0.1
 _SLOWEST_S = 10.0
 """A large run is drawn less often where that would take more than this share of a core, and at
 least this often."""
-
-_SELDOM = (50_000, 20, 100)
-"""When the collector of cycles runs once there is a large run; Python's own is 700, 10, 10."""
 
 _KEEP_S = 1.0
 """The past is looked after this often."""
@@ -612,10 +609,8 @@ class Watcher:
         if view is not self._view and view.at_s != self._view.at_s:
             self._taken_at = now
         if not self._seldom and any(len(run.ranks) > _LARGE for run in view.runs):
-            # A picture of a thousand ranks is ten thousand objects in no cycle; going through all
-            # that is there after every few hundred of them would cost more than drawing does.
             self._seldom = True
-            gc.set_threshold(*_SELDOM)
+            collect_seldom()
         # Views are counted, not kept: of a large run one takes megabytes.
         self._views += view is not self._view
         self._viewed_at = now
