@@ -72,6 +72,7 @@ class HangStacks:
         self._opened: tuple[int, float] | None = None
         self._asked: dict[str, int] = {}
         self._stacks: dict[int, tuple[str, ...]] = {}
+        self._said: dict[int, str] = {}
 
     def take(self, run: RunView, finding: Finding | None) -> Finding | None:
         """Return the hang with the stacks that are known by now; `finding` None: there is none."""
@@ -86,7 +87,8 @@ class HangStacks:
                 if self._asked.get(reply.id) == rank.rank and reply.status == "done":
                     del self._asked[reply.id]
                     self._stacks[rank.rank] = read_stack(reply.data)
-        return _with_stacks(run, finding, self._stacks) if self._stacks else finding
+                    self._said[rank.rank] = reply.message
+        return _with_stacks(run, finding, self._stacks, self._said) if self._stacks else finding
 
     @property
     def waiting(self) -> bool:
@@ -96,6 +98,7 @@ class HangStacks:
     def _begin(self, run: RunView, finding: Finding) -> None:
         self._asked.clear()
         self._stacks.clear()
+        self._said.clear()
         there = [r for r in run.ranks if r.state not in {"gone", "ended"}]
         named = frozenset(finding.ranks)
         there.sort(key=lambda r: (r.rank not in named, r.rank))
@@ -106,7 +109,9 @@ class HangStacks:
                 return  # a recording, say: nobody is there to be asked
 
 
-def _with_stacks(run: RunView, finding: Finding, stacks: dict[int, tuple[str, ...]]) -> Finding:
+def _with_stacks(
+    run: RunView, finding: Finding, stacks: dict[int, tuple[str, ...]], said: dict[int, str]
+) -> Finding:
     there = [r for r in run.ranks if r.state not in {"gone", "ended"}]
     finding = _missing(finding, there, stacks)
     first = sorted(stacks, key=lambda rank: (rank not in finding.ranks, rank))
@@ -115,7 +120,7 @@ def _with_stacks(run: RunView, finding: Finding, stacks: dict[int, tuple[str, ..
             f"stack_of_rank_{rank}",
             _short(_own(stacks[rank])) or "empty",
             "",
-            f"innermost {_short(stacks[rank][0])}" if stacks[rank] else "no main thread in it",
+            _innermost(stacks[rank], said.get(rank, "")),
             "stack of its main thread",
         )
         for rank in first[:_EVIDENCE_RANKS]
@@ -125,6 +130,13 @@ def _with_stacks(run: RunView, finding: Finding, stacks: dict[int, tuple[str, ..
         evidence=(*finding.evidence, *evidence),
         stacks=tuple(RankStack(rank, stacks[rank]) for rank in first),
     )
+
+
+def _innermost(frames: tuple[str, ...], said: str) -> str:
+    """Return where a rank stands; what it `said` of it is of a place below its innermost frame."""
+    if not frames:
+        return "no main thread in it"
+    return said or f"innermost {_short(frames[0])}"
 
 
 def _missing(

@@ -1105,6 +1105,10 @@ class Accountant:
         if self.index == 0:
             status = "starting" if self._idle or self._backwards == 0 else "training"
         stack = self._stack[-1:]
+        ended_ns = self._compute_end_ns
+        if stack and stack[0] == BACKWARD and ended_ns is not None:
+            # All gradients are there; a backward that has not returned waits for the other ranks.
+            return status, _PHASE_NAMES[COMM], max(0, at_ns - max(self.last_ns, ended_ns))
         if stack:
             return status, _PHASE_NAMES[stack[0]], age_ns
         if self._idle or self._between or over:

@@ -571,7 +571,18 @@ class Telemetry:
 
     def _stack(self, command: Command) -> tuple[str, str]:
         only(command)
-        return "", wire_text(_stacks(), 200_000)
+        return self._waits_in_ddp(), wire_text(_stacks(), 200_000)
+
+    def _waits_in_ddp(self) -> str:
+        """Name the all-reduce that DDP's reducer waits for in C++, where no stack does; else ''."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        ddp = self._marks.ddp
+        if ddp is None or frame is None or frame.f_code.co_name != "_engine_run_backward":
+            return ""
+        if self._replay.now()[1] != "comm":
+            return ""
+        backend = f" over {ddp.backend}" if ddp.backend else ""
+        return f"waits in DistributedDataParallel's all-reduce of the gradients{backend}"
 
     def _memory(self, command: Command) -> tuple[str, str]:
         want = only(command, "tensors").get("tensors", False)

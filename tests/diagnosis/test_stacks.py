@@ -1,6 +1,6 @@
 """Stacks of a hang: asked for once, read, and used to tell who is missing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from builders import T0_S, Trace, node_frame, rank_frame
@@ -56,13 +56,13 @@ class Ranks:
         self.asked.append((verb, run, rank))
         return f"id{rank}"
 
-    def answer(self) -> None:
+    def answer(self, said: Mapping[int, str] | None = None) -> None:
         frames = [
             rank_frame(
                 2,
                 rank=rank,
                 state=self.trace.frames[rank].state,
-                replies=(Reply(f"id{rank}", "done", data=text),),
+                replies=(Reply(f"id{rank}", "done", (said or {}).get(rank, ""), text),),
             )
             for rank, text in enumerate(self.answers)
             if text is not None
@@ -96,6 +96,17 @@ def test_the_ranks_are_asked_once_and_their_stacks_come_into_the_finding() -> No
     assert evidence["stack_of_rank_0"].compared_with == (
         "innermost distributed_c10d.py:2810 in all_reduce"
     )
+
+
+def test_what_a_rank_says_of_a_place_below_its_stack_is_in_the_evidence() -> None:
+    ranks = Ranks([WAITS, ALONE])
+    engine = Engine(open_after=1, ask=ranks.ask)
+    ranks.hang(engine)
+    words = "waits in DistributedDataParallel's all-reduce of the gradients over gloo"
+    ranks.answer({0: words})
+    evidence = {e.metric: e for e in ranks.hang(engine).evidence}
+    assert evidence["stack_of_rank_0"].compared_with == words
+    assert evidence["stack_of_rank_1"].compared_with.startswith("innermost ")
 
 
 @pytest.mark.parametrize("answers", [[WAITS, WAITS], [ALONE, ALONE], [WAITS, None]])

@@ -71,7 +71,7 @@ def train(path: str, signs: Path) -> None:
 
 
 def hang(signs: Path) -> None:
-    """Rank 1 does not come to a collective; nobody may change anything here."""
+    """Rank 1 does not come to a collective, and then to no backward; nobody may change anything."""
     gpuwatch.unwatch()
     gpuwatch.watch()
     weight = torch.ones(4, requires_grad=True)
@@ -82,6 +82,12 @@ def hang(signs: Path) -> None:
         while not (signs / "done").exists():
             time.sleep(0.05)
     dist.all_reduce(torch.ones(1))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for last in (False, False, True):
+        if last and dist.get_rank() == 1:
+            while not (signs / "done again").exists():
+                time.sleep(0.05)
+        model(torch.ones(2, 4)).sum().backward()
 
 
 def main() -> None:

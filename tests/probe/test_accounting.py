@@ -278,6 +278,20 @@ def test_what_is_said_of_the_present_moment() -> None:
     assert loop.acc.now(loop.clock())[:2] == ("eval", "forward")
 
 
+def test_a_backward_that_has_computed_everything_waits_for_the_others() -> None:
+    """So a hang in DDP's all-reduce is told apart from one in the backward of a module."""
+    loop = Loop()
+    loop.fetch(7.0)
+    loop.acc.backward_begin()
+    loop.clock.pass_ms(3.0)
+    assert loop.acc.now(loop.clock()) == ("training", "backward", 3 * MS)
+    loop.acc.compute_end()
+    loop.clock.pass_ms(50.0)
+    assert loop.acc.now(loop.clock()) == ("training", "comm", 50 * MS)
+    loop.acc.backward_end()
+    assert loop.acc.now(loop.clock())[1] != "comm"
+
+
 def test_marks_that_went_missing_are_counted_and_the_next_step_is_whole() -> None:
     loop = Loop()
     loop.iteration()

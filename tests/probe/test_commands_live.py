@@ -115,7 +115,9 @@ def test_commands_to_a_training(rundir: Path, tmp_path: Path) -> None:
         support.wait_until(lambda: stands(rundir, job, output), TIMEOUT_S, "rank 0 waits", 0.2)
         with askers(rundir) as (zero, one):
             answers_in_a_hang(zero)
-        (signs / "done").touch()
+            (signs / "done").touch()
+            in_the_reducer_of_ddp(zero)
+        (signs / "done again").touch()
         assert job.wait(TIMEOUT_S) == 0, support.text_of(output)
     nothing_was_lost(rows_of(output))
 
@@ -209,6 +211,20 @@ def answers_in_a_hang(zero: Asker) -> None:
     assert (refused.status, "does not allow control" in refused.message) == ("error", True)
     # What needs a step boundary is accepted, and never done.
     assert zero.send("profile").status == "accepted"
+
+
+def in_the_reducer_of_ddp(zero: Asker) -> None:
+    """There the stack ends in C++: the rank itself says what it waits for."""
+    said: list[str] = []
+
+    def is_there() -> bool:
+        stack = zero.send("stack")
+        said[:] = [stack.message, stack.data]
+        return bool(stack.message)
+
+    support.wait_until(is_there, TIMEOUT_S, "rank 0 waits in its backward", 0.5)
+    assert said[0] == "waits in DistributedDataParallel's all-reduce of the gradients over gloo"
+    assert "in _engine_run_backward" in said[1]
 
 
 def nothing_was_lost(rows: list[dict[str, Any]]) -> None:

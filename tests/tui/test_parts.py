@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwatch.diagnosis.types import LifeEvent
-from gpuwatch.schema import PHASES, GpuSample
+from gpuwatch.schema import PHASES, GpuSample, Reply
 from gpuwatch.store.views import Rollup
 from gpuwatch.tui.config import Config, config_path, load_config, read_config
 from gpuwatch.tui.export import write_files
@@ -634,3 +634,13 @@ def test_bytes_a_second() -> None:
         "41 GB/s",
         "n/a",
     ]
+
+
+def test_what_a_rank_waits_for_stands_above_its_stacks() -> None:
+    words = "waits in DistributedDataParallel's all-reduce of the gradients over gloo"
+    data = 'Thread MainThread:\n  File "graph.py", line 1, in _engine_run_backward\n'
+    reply = Reply("id", "done", words, data)
+    shown = [text_of(line) for line in stack_lines(0, rank_view(), reply, "", 0.1, 100)]
+    place = next(i for i, line in enumerate(shown) if words in line)
+    assert any("_engine_run_backward" in line for line in shown[place + 1 :])
+    assert not any(words in line for line in shown[place + 1 :])

@@ -43,6 +43,8 @@ def stack_lines(
     if reply.status == "error":
         text = reply.message or "the rank refused"
         return [*lines, *hanging([(" ▲ ", "warning")], text, "text", width)]
+    if reply.message:
+        lines += hanging([(" ▸ ", "warning")], reply.message, "strong", width)
     for text in _main_first(reply.data):
         style, shown = "text", text.lstrip()
         if text.startswith("Thread "):
