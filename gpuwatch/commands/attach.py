@@ -1,35 +1,14 @@
 """`gpuwatch attach`: runs on other machines, on one screen."""
 
-import json
-from typing import TYPE_CHECKING
-
 import click
 
-from gpuwatch.commands.target import job_key, key_option
-
-if TYPE_CHECKING:
-    from gpuwatch.commands.remote import RemoteSession
+from gpuwatch.commands.target import Targets, target_options
 
 __all__ = ["attach"]
 
 
 @click.command()
-@click.argument("targets", nargs=-1)
-@click.option(
-    "--via",
-    "via",
-    multiple=True,
-    metavar="CMD",
-    help="A command that runs another over there, such as 'kubectl exec -i POD --'. Repeatable.",
-)
-@click.option(
-    "--remote-command",
-    default="gpuwatch",
-    show_default=True,
-    metavar="CMD",
-    help="gpuwatch over there, where it is not on the PATH.",
-)
-@key_option
+@target_options
 @click.option("--json", "as_json", is_flag=True, help="Print one picture as JSON and exit.")
 @click.option(
     "--hz",
@@ -39,15 +18,7 @@ __all__ = ["attach"]
     help="How often the screen is drawn.",
 )
 @click.pass_context
-def attach(
-    ctx: click.Context,
-    targets: tuple[str, ...],
-    via: tuple[str, ...],
-    remote_command: str,
-    key: str | None,
-    as_json: bool,
-    hz: float,
-) -> None:
+def attach(ctx: click.Context, targets: Targets, as_json: bool, hz: float) -> None:
     """Watch runs on other machines.
 
     A TARGET is ssh://[user@]host[:port][/run], with your ssh configuration, keys and jump hosts:
@@ -59,23 +30,24 @@ def attach(
     itself.
     """
     from gpuwatch.commands.monitor import can_draw
-    from gpuwatch.commands.remote import is_remote, open_session
+    from gpuwatch.commands.status import show_status
 
-    if not targets and not via:
+    if not targets.words and not targets.via:
         raise click.UsageError("name a target: ssh://host, or --via 'CMD --'")
-    if len(targets) == 1 and not via and not is_remote(targets[0]):
-        ctx.exit(_show_run(targets[0], as_json=as_json, hz=hz))
+    if not targets.elsewhere:
+        ctx.exit(_show_run(targets.words[0], as_json=as_json, hz=hz))
     why_not = "" if as_json else can_draw()
-    session, run = open_session(targets, via=via, program=remote_command, key=job_key(targets, key))
-    try:
-        if as_json or why_not:
-            if why_not:
-                click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
-            _show_once(session, run, as_json=as_json)
-        else:
-            from gpuwatch.commands.monitor import watch_screen
+    if as_json or why_not:
+        if why_not:
+            click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
+        show_status(targets, as_json=as_json)
+        return
+    from gpuwatch.commands.monitor import watch_screen
+    from gpuwatch.commands.target import open_targets
 
-            ctx.exit(watch_screen(hz=hz, run=run, session=session))
+    session, run = open_targets(targets, many_runs=True)
+    try:
+        ctx.exit(watch_screen(hz=hz, run=run, session=session))
     finally:
         session.close()
 
@@ -95,34 +67,8 @@ def _show_run(target: str, *, as_json: bool, hz: float) -> int:
                 f"no run {target!r} on this machine; another machine is written ssh://{target}"
             )
         if as_json or can_draw():
-            show_status(run.run, as_json=as_json)
+            show_status(Targets.run(run.run), as_json=as_json)
             return 0
         return watch_screen(hz=hz, run=run.run, session=session)
     finally:
         session.close()
-
-
-def _show_once(session: "RemoteSession", target: str | None, *, as_json: bool) -> None:
-    from dataclasses import replace
-
-    from gpuwatch.commands.session import pick_run
-    from gpuwatch.commands.shapes import status_document
-    from gpuwatch.commands.text import status_lines
-    from gpuwatch.errors import TargetError
-
-    view = session.settled_view()
-    troubled = [f"{p.target.label}: {p.trouble}" for p in session.pipes if p.trouble]
-    if target is not None:
-        run, _ = pick_run(view, target)
-        if run is None:
-            raise TargetError(f"no run {target!r} there; leave it out to see those there are")
-        view = replace(view, runs=(run,))
-    if as_json:
-        click.echo(json.dumps(status_document(view), allow_nan=False))
-    else:
-        lines = status_lines(replace(view, notices=view.notices[len(troubled) :]))
-        if not view.runs:
-            lines[0] = "no run of yours there"
-        click.echo("\n".join(lines))
-    for sentence in troubled:
-        click.echo(f"gpuwatch: {sentence}", err=True)

@@ -113,8 +113,9 @@ def cli(ctx: click.Context, as_json: bool, hz: float) -> None:
         return
     if as_json:
         from gpuwatch.commands.status import show_status
+        from gpuwatch.commands.target import Targets
 
-        show_status(None, as_json=True)
+        show_status(Targets(), as_json=True)
         return
     from gpuwatch.commands.monitor import watch_screen
 

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from gpuwatch.commands.target import key_option
+from gpuwatch.commands.target import Targets, target_options
 
 __all__ = ["Duration", "diagnose"]
 
@@ -33,7 +33,6 @@ class Duration(click.ParamType[float]):
 
 
 @click.command()
-@click.argument("target", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 @click.option(
     "--fail-on",
@@ -43,41 +42,41 @@ class Duration(click.ParamType[float]):
 @click.option(
     "--for", "for_s", type=Duration(), default=0.0, help="Watch so long before judging: 30s, 5m."
 )
-@key_option
+@target_options
 @click.pass_context
 def diagnose(
     ctx: click.Context,
-    target: str | None,
+    targets: Targets,
     as_json: bool,
     fail_on: str | None,
     for_s: float,
-    key: str | None,
 ) -> None:
     """Say why the step of a run is not faster, and what to change.
 
-    TARGET is a run id, its beginning, or a run's name; without it the newest run is judged. Or
-    another machine, ssh://[user@]host[:port][/run], or tcp://host:port[/run] with --key. Or a
-    recording or a trace, which is judged as it is replayed: what is open at its end.
+    A TARGET is a run id, its beginning, or a run's name; without any the newest run is judged. Or
+    the machines of one job, as for gpuwatch attach: ssh://[user@]host[:port][/run],
+    tcp://host:port[/run] with --key, or --via. Or a recording or a trace, which is judged as it is
+    replayed: what is open at its end.
     """
     from gpuwatch.commands.shapes import diagnosis_document, finding_document
-    from gpuwatch.commands.target import job_key, named_run, open_target
+    from gpuwatch.commands.target import named_run, open_targets, say_troubles, troubles_of
     from gpuwatch.commands.text import diagnosis_lines
     from gpuwatch.diagnosis import Engine
     from gpuwatch.diagnosis.types import SEVERITIES
-    from gpuwatch.recording.read import is_recording
 
     recorded = None
-    unlocking = job_key([target], key)
-    if target is not None and is_recording(target):
+    troubles: tuple[str, ...] = ()
+    path = targets.recording
+    if path is not None:
         from gpuwatch.commands.recorded import judged, narrate, recording_document
 
         if for_s:
             raise click.UsageError("a recording is judged as a whole: leave --for out")
-        view, found, recorded = judged(target)
+        view, found, recorded = judged(path)
         narrate(recorded)
-        target = name = None
+        name = None
     else:
-        session, name = open_target(target, key=unlocking)
+        session, name = open_targets(targets)
         engine = Engine(open_after=1, ask=session.send)
         try:
             view = session.settled_view()
@@ -92,9 +91,10 @@ def diagnose(
                 time.sleep(0.1)
                 view = session.view()
                 engine(view)
+            troubles = troubles_of(session, view)
         finally:
             session.close()
-    run, others = named_run(view, name, target)
+    run, others = named_run(view, name, targets, troubles)
     live = [r for r in others if r.state != "ended"]
     if run is not None and name is None and live:
         names = ", ".join(r.run for r in live)
@@ -114,10 +114,13 @@ def diagnose(
         lines = diagnosis_lines(run, diagnosis)
         if recorded is not None and run is None:
             lines[0] = f"no run in {recorded.path}"
+        elif targets.elsewhere and run is None:
+            lines[0] = "no run of yours there"
         lines += [
             f"resolved at step {f.resolved_step:,}: {f.id} {f.kind}: {f.summary}" for f in resolved
         ]
         click.echo("\n".join(lines))
+    say_troubles(troubles)
     if fail_on is not None and diagnosis is not None:
         bar = SEVERITIES.index(fail_on)
         if any(

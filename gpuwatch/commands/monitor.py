@@ -50,9 +50,10 @@ def watch_screen(
     why_not = can_draw()
     if why_not:
         from gpuwatch.commands.status import show_status
+        from gpuwatch.commands.target import Targets
 
         click.echo(f"gpuwatch: {why_not}, so here is one picture as text", err=True)
-        show_status(run, as_json=False)
+        show_status(Targets.run(run), as_json=False)
         return 0
     from gpuwatch.commands.compare import RecordingShelf
     from gpuwatch.commands.deferred import DeferredEngine, DeferredSession

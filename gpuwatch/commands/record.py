@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuwatch.commands.diagnose import Duration
-from gpuwatch.commands.target import key_option
+from gpuwatch.commands.target import Targets, target_options
 
 if TYPE_CHECKING:
     from gpuwatch.commands.remote import RemoteSession
@@ -45,7 +45,6 @@ class _Size(click.ParamType[int]):
 
 
 @click.command()
-@click.argument("target", required=False)
 @click.option(
     "-o",
     "--output",
@@ -62,33 +61,32 @@ class _Size(click.ParamType[int]):
     show_default=True,
     help="End when the file is so large.",
 )
-@key_option
+@target_options
 def record(
-    target: str | None,
+    targets: Targets,
     output: str | None,
     as_jsonl: bool,
     for_s: float | None,
     limit_bytes: int,
-    key: str | None,
 ) -> None:
     """Record a live run until it ends, until Ctrl-C, or for a time.
 
-    TARGET is a run id, its beginning, or a run's name; without it the newest run is recorded, or
-    the first one that starts. Or another machine, ssh://[user@]host[:port][/run], or
-    tcp://host:port[/run] with --key. The last 600 steps before now are in the recording as well.
-    Read it with gpuwatch replay, status, diagnose or runs.
+    A TARGET is a run id, its beginning, or a run's name; without any the newest run is recorded, or
+    the first one that starts. Or the machines of one job, as for gpuwatch attach:
+    ssh://[user@]host[:port][/run], tcp://host:port[/run] with --key, or --via; all of its ranks are
+    in one recording. The last 600 steps before now are in it as well. Read it with gpuwatch replay,
+    status, diagnose or runs.
     """
-    from gpuwatch.commands.target import job_key, open_target
+    from gpuwatch.commands.target import open_targets, say_troubles, troubles_of
     from gpuwatch.errors import AgentError
 
     if output == "-" and not as_jsonl and sys.stdout.isatty():
         raise click.UsageError("a recording is no text: name a file, or add --jsonl")
-    unlocking = job_key([target], key)
     frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with _stop_signals() as stopped:
-        session, name = open_target(target, key=unlocking, tap=frames.put)
+        session, name = open_targets(targets, tap=frames.put)
         try:
-            held, run = _find(session, frames, name, target, stopped, for_s)
+            held, run, troubles = _find(session, frames, name, targets, stopped, for_s)
             if run is None:
                 return
             with _recorder(session, run, output, as_jsonl, limit_bytes) as recorder:
@@ -106,8 +104,11 @@ def record(
                         err=True,
                     )
             view = session.view()
+            later = [t for t in troubles_of(session, view) if t not in troubles]
         finally:
             session.close()
+    if view.link == "live":
+        say_troubles(later)
     if view.link == "lost" and not stopped:
         raise AgentError(view.message or "the node process does not answer")
 
@@ -156,28 +157,31 @@ def _find(
     session: "LiveSession | RemoteSession",
     frames: "queue.SimpleQueue[bytes]",
     name: str | None,
-    target: str | None,
+    targets: Targets,
     stopped: list[int],
     for_s: float | None,
-) -> "tuple[list[bytes], RunView | None]":
-    """Return (the frames that came meanwhile, the run to record), waiting for one if none lives.
+) -> "tuple[list[bytes], RunView | None, tuple[str, ...]]":
+    """Return (the frames that came meanwhile, the run to record, what is said of targets that are
+    not reached), waiting for a run if none lives.
 
     Raises:
         TargetError: the named run does not exist.
         AgentError: there is no contact with the node process.
     """
-    from gpuwatch.commands.target import is_elsewhere, named_run
+    from gpuwatch.commands.target import named_run, say_troubles, troubles_of
 
     view = session.settled_view()
-    run, others = named_run(view, name, target)
+    troubles = troubles_of(session, view)
+    run, others = named_run(view, name, targets, troubles)
+    say_troubles(troubles)
     live = [r for r in others if r.state != "ended"]
     if run is not None and name is None and live:
         names = ", ".join(r.run for r in live)
         click.echo(f"recording the newest run, {run.run}; there are also {names}", err=True)
     held = _drained(frames)
     if run is not None and (name is not None or run.state != "ended"):
-        return held, run
-    where = "there" if is_elsewhere(target) else "on this machine"
+        return held, run, troubles
+    where = "there" if targets.elsewhere else "on this machine"
     click.echo(f"no run of yours {where} yet: recording the first that starts", err=True)
     until_s = None if for_s is None else time.monotonic() + for_s
     known = {r.run for r in view.runs}
@@ -186,9 +190,9 @@ def _find(
         held = _drained(frames)
         run = next((r for r in session.view().runs if r.run not in known), None)
         if run is not None:
-            return held, run
+            return held, run, troubles
         time.sleep(_POLL_S)
-    return [], None
+    return [], None, troubles
 
 
 def _from_hello(held: list[bytes], run: str) -> list[bytes]:
