@@ -7,7 +7,7 @@ one after the other, each behind its length as four bytes, big-endian.
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -35,6 +35,7 @@ __all__ = [
     "FrameStream",
     "Heartbeat",
     "Ordinary",
+    "decode_all_steps",
     "decode_command",
     "decode_costs",
     "decode_heartbeat",
@@ -258,6 +259,19 @@ def decode_steps(data: bytes | memoryview) -> tuple[StepRecord, ...]:
     records = _decode_part(_steps_decoder, data)
     _check_steps(records)
     return records
+
+
+def decode_all_steps(parts: Sequence[bytes]) -> tuple[StepRecord, ...]:
+    """Decode and check the records of rank frames that follow each other, in one go.
+
+    Raises:
+        FrameError: some are none, or a value is out of range; `decode_steps` tells which.
+    """
+    if len(parts) == 1 or not all(part[0] >> 4 == _EMPTY[0] >> 4 for part in parts):
+        return tuple([record for part in parts for record in decode_steps(part)])
+    count = sum([part[0] & 0xF for part in parts])
+    head = bytes((0xDD,)) + count.to_bytes(4, "big")
+    return decode_steps(head + b"".join([part[1:] for part in parts]))
 
 
 def decode_costs(data: bytes | memoryview) -> tuple[WorkerCost, ...]:

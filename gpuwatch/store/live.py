@@ -12,6 +12,7 @@ from gpuwatch.errors import FrameError
 from gpuwatch.frames import (
     Heartbeat,
     Ordinary,
+    decode_all_steps,
     decode_costs,
     decode_heartbeat,
     decode_node_frame,
@@ -308,25 +309,30 @@ class _Rank:
 
     def _settle_waiting(self, problems: list[FrameError]) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        found: list[StepRecord] = []
-        for sent_s, records, workers in waiting:
-            if records != _EMPTY:
-                try:
-                    found += decode_steps(records)
-                except FrameError as exc:
-                    problems.append(exc)
-                    self._append(found)
-                    found = []
-                    if not self.open_gap:
-                        self.gap_index = self.last_index
-                    self.open_gap += 1
-                    self.asks = True
+        parts = [records for _, records, _ in waiting if records != _EMPTY]
+        if parts:
+            try:
+                self._append(decode_all_steps(parts))
+            except FrameError:
+                self._settle_parts(parts, problems)
+        for sent_s, _, workers in waiting:
             if workers != _EMPTY:
                 try:
                     self.worker_totals.add(sent_s, decode_costs(workers))
                 except FrameError as exc:
                     problems.append(exc)
-        self._append(found)
+
+    def _settle_parts(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
+        """Take the steps of frames one by one: those of some are damaged."""
+        for records in parts:
+            try:
+                self._append(decode_steps(records))
+            except FrameError as exc:
+                problems.append(exc)
+                if not self.open_gap:
+                    self.gap_index = self.last_index
+                self.open_gap += 1
+                self.asks = True
 
     def _tell(self, state: RankState, ledger: Ledger) -> None:
         self._state = self._ledger = None
@@ -350,11 +356,15 @@ class _Rank:
     def _append(self, records: Sequence[StepRecord]) -> None:
         """Take steps, those that are known already left out."""
         last_index = self.last_index
-        new: list[StepRecord] = []
-        for record in records:
-            if record.index > last_index:
-                last_index = record.index
-                new.append(record)
+        new: Sequence[StepRecord] = records
+        if [record.index for record in records] != [
+            *range(last_index + 1, last_index + 1 + len(records))
+        ]:
+            new = []
+            for record in records:
+                if record.index > last_index:
+                    last_index = record.index
+                    new.append(record)
         if not new:
             return
         self.history.add_steps(new)
