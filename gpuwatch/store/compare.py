@@ -567,12 +567,12 @@ def _part_verdict(change: Change, step: Change) -> str:
     if change.clear is None:
         return change.reason
     if not change.clear:
-        return "same"
+        return _with_interval("same", change)
     delta, whole = _delta(change) or 0.0, _delta(step) or 0.0
     # A part may change by more than the whole when another one changes the other way.
     if step.clear and delta * whole > 0.0 and _PART <= delta / whole <= 1.05:
         number = f"{abs(delta):,.0f}" if abs(whole) >= 9.95 else f"{abs(delta):.1f}"
-        return f"{number} of the {_ms(abs(whole))}"
+        return _with_interval(f"{number} of the {_ms(abs(whole))}", change)
     return _with_interval("longer" if delta > 0.0 else "shorter", change)
 
 
