@@ -11,10 +11,18 @@ from gpuwatch.store.views import RankView
 from gpuwatch.tui.past import Point, grid
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.braille import braille_rows
-from gpuwatch.tui.render.text import Line, clip, fit, pad, rpad
+from gpuwatch.tui.render.text import Line, cells, clip, fit, pad, rpad
 from gpuwatch.tui.scene import Scene
 
-__all__ = ["Series", "axis_line", "gpu_series", "rank_series", "time_charts", "window_of"]
+__all__ = [
+    "Series",
+    "axis_line",
+    "gpu_series",
+    "moment_under",
+    "rank_series",
+    "time_charts",
+    "window_of",
+]
 
 _LABEL = 13
 _AXIS = 7
@@ -55,6 +63,30 @@ def window_of(scene: Scene) -> tuple[float, float]:
     return end_s, scene.span_s
 
 
+_EDGE = "┤"
+_ZOOM = f"{'+ -':<4}zoom"
+
+
+def moment_under(line: Line, scene: Scene, x: int) -> float | None:
+    """Return the wall-clock time at a cell of a curve or of its axis, None where there is none.
+
+    The curve may stand beside something else; it reaches to the end of the line.
+    """
+    text = "".join([piece for piece, _ in line])
+    edge = text.find(_EDGE)
+    if edge < 0:
+        edge = text.find(f" {_ZOOM} ") + _LABEL + _AXIS
+        if edge < _LABEL + _AXIS:
+            return None
+    edge = cells(text[:edge])
+    track = track_of(cells(text) - (edge - _LABEL - _AXIS))
+    cell = x - edge - 1
+    if not 0 <= cell < track:
+        return None
+    end_s, span_s = window_of(scene)
+    return end_s - span_s + cell / (track - 1) * span_s
+
+
 def axis_line(scene: Scene, width: int) -> Line:
     """Return the axis: its length, where findings opened, and the moment that is shown."""
     track = track_of(width)
@@ -80,8 +112,7 @@ def axis_line(scene: Scene, width: int) -> Line:
         if item.id and end_s - span_s <= item.opened_s <= end_s:
             place(f"▲{item.id}", item.opened_s)
     text = "".join(cells)
-    label = f"{'+ -':<4}zoom"
-    line: Line = [(f" {pad(label, _LABEL - 1)}", "faint"), (" " * (_AXIS + 1), "text")]
+    line: Line = [(f" {pad(_ZOOM, _LABEL - 1)}", "faint"), (" " * (_AXIS + 1), "text")]
     at = text.find("┃")
     if at < 0:
         line.append((text, "dim"))
@@ -120,7 +151,7 @@ def _chart(item: Series, scene: Scene, width: int, rows: int, hold_s: float) -> 
     for y, row in enumerate(drawn):
         left: Line = [(f" {label}" if y == 0 else " " * _LABEL, "dim")]
         mark = text if y == 0 else "0" if y == rows - 1 else ""
-        left.append((f"{rpad(mark, _AXIS)}┤", "faint"))
+        left.append((f"{rpad(mark, _AXIS)}{_EDGE}", "faint"))
         now = rpad(item.now, _NOW) if y == 0 else ""
         lines.append(fit([*left, (row, item.style), (now, "strong")], width))
     return lines

@@ -12,9 +12,17 @@ from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
 from gpuwatch.tui.render.charts import Series, gpu_series, rank_series, time_charts
 from gpuwatch.tui.render.text import Line, beside, blank, clip, fit, heading, pad, rpad, wrap
-from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.scene import GPU_SORTS, Scene
 
-__all__ = ["GpuColumns", "gpu_columns", "gpu_header", "gpu_page", "gpu_preview", "gpu_row"]
+__all__ = [
+    "GpuColumns",
+    "gpu_columns",
+    "gpu_header",
+    "gpu_page",
+    "gpu_preview",
+    "gpu_row",
+    "gpu_sort_under",
+]
 
 _TWO_COLUMNS_FROM = 140
 
@@ -46,6 +54,9 @@ _COLUMNS = {
 }
 """Reading -> heading, cells, unit behind the number."""
 
+_SORTS = {"memory": "memory_used"}
+"""Columns that are sorted by a reading of another name."""
+
 _NARROW = ("gpu_util", "sm_active", "memory", "power", "temperature")
 _WIDE = tuple(_COLUMNS)
 
@@ -74,6 +85,17 @@ def gpu_header(columns: GpuColumns) -> Line:
         line.append((rpad(title, cells), "dim"))
     line.append(("  limits", "dim"))
     return fit(line, columns.width)
+
+
+def gpu_sort_under(columns: GpuColumns, x: int) -> str | None:
+    """Return what the head of the column at a cell sorts by, None where it is not sorted by."""
+    spans = [(1 + columns.label, "index"), (6, ""), (columns.gauge and columns.gauge + 2, "")]
+    spans += [(_COLUMNS[name][1], _SORTS.get(name, name)) for name in columns.names]
+    for size, name in spans:
+        if x < size:
+            return name if name in GPU_SORTS else None
+        x -= size
+    return None
 
 
 def _memory(gpu: GpuSample) -> tuple[float | None, float | None]:

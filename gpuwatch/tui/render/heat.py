@@ -18,6 +18,7 @@ __all__ = [
     "heat_height",
     "heat_lines",
     "heat_row",
+    "heat_row_grid",
     "heat_values",
     "rank_under",
 ]
@@ -309,6 +310,42 @@ def _scale_line(
     return spread(scale, right, width, keep="left")
 
 
+def _row_cells(
+    run: RunView, width: int, metric: Metric, gpus: Mapping[str, GpuSample]
+) -> tuple[str, Line, list[float | None], tuple[float, float]] | None:
+    """Return label, scale, the values of the glyphs, and their limits; None where none is known."""
+    values = heat_values(run, metric, gpus)
+    ends = limits(values)
+    if ends is None:
+        return None
+    label = f" {pad(metric.label, 7)} "
+    scale: Line = [(f"  {metric_text(metric, ends[0])}..{metric_text(metric, ends[1])} ", "dim")]
+    room = width - len(label) - width_of(scale) - 1
+    return label, scale, bucket_max(values, max(1, room - room // 9)), ends
+
+
+def heat_row_grid(
+    run: RunView,
+    width: int,
+    *,
+    metric: Metric = OWN,
+    gpus: Mapping[str, GpuSample] | None = None,
+) -> HeatGrid | None:
+    """Return where each rank stands in `heat_row`, None where it has no glyphs."""
+    found = _row_cells(run, width, metric, gpus or {})
+    if found is None:
+        return None
+    label, _, shown, _ = found
+    number, drawn = len(run.ranks), len(shown)
+    glyphs = tuple(
+        [
+            (len(label) + i + i // 8, i * number // drawn, max((i + 1) * number // drawn - 1, 0))
+            for i in range(drawn)
+        ]
+    )
+    return HeatGrid((("", glyphs),), tuple(range(number)), ceil(number / drawn), len(label))
+
+
 def heat_row(
     run: RunView,
     width: int,
@@ -317,18 +354,13 @@ def heat_row(
     gpus: Mapping[str, GpuSample] | None = None,
 ) -> Line:
     """Return the picture in one line, with its scale at the right, for a short terminal."""
-    values = heat_values(run, metric, gpus or {})
-    ends = limits(values)
-    if ends is None:
+    found = _row_cells(run, width, metric, gpus or {})
+    if found is None:
         return fit([(f" {metric.label} n/a: no steady step yet", "dim")], width)
-    low, high = ends
-    label = f" {pad(metric.label, 7)} "
-    scale: Line = [(f"  {metric_text(metric, low)}..{metric_text(metric, high)} ", "dim")]
-    room = width - len(label) - width_of(scale)
-    cells = bucket_max(values, max(1, room - room // 9))
+    label, scale, shown, (low, high) = found
     line: Line = [(label, "dim")]
     text, last_style = "", ""
-    for i, level in enumerate(heat_levels(cells, low, high)):
+    for i, level in enumerate(heat_levels(shown, low, high)):
         key = -1 if level is None else level
         gap = " " if i and i % 8 == 0 else ""
         if _STYLES[key] != last_style:

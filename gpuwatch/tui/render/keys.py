@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpuwatch.schema import PHASES
 from gpuwatch.tui.render.bars import PHASE_GLYPHS, PHASE_WORDS
-from gpuwatch.tui.render.text import Line, fit, heading, pad, width_of, wrap
+from gpuwatch.tui.render.text import Line, cells, fit, heading, pad, width_of, wrap
 
 __all__ = ["Key", "footer_line", "footer_spans", "help_lines"]
 
@@ -42,6 +42,10 @@ _GUIDE: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
+def _size(key: str, what: str) -> int:
+    return cells(key) + (1 + cells(what) if what else 0)
+
+
 def _parts(keys: Sequence[Key], width: int, view: int) -> list[tuple[Line, str]]:
     """Return what the footer holds: pieces of the line, each with the action a click calls."""
     out: list[tuple[Line, str]] = [([(" ", "text")], "")]
@@ -52,23 +56,23 @@ def _parts(keys: Sequence[Key], width: int, view: int) -> list[tuple[Line, str]]
             out.append(([("  ", "text")], ""))
         out[-1] = ([(" │ ", "rule")], "")
     elif view:
-        out.append(([("1-5", "key"), (" view", "dim")], ""))
+        numbers = range(1, len(_TITLES) + 1)
+        out += [([(str(i), "tab" if i == view else "key")], f"view-{i}") for i in numbers]
+        out.append(([(" view", "dim")], ""))
         out.append(([("  ", "text")], ""))
     gap = "   " if width >= _TABS_FROM or not view else "  "
     used = sum(width_of(part) for part, _ in out)
     first = True
-    # Help and quit are never the ones that do not fit: the last two are kept.
-    last = keys[-2:]
-    reserve = sum(len(gap) + len(key) + 1 + len(what) for key, what, _ in last)
+    # Commands, help and quit are never the ones that do not fit: the last three are kept.
+    sizes = [_size(key, what) for key, what, _ in keys]
     for i, (key, what, action) in enumerate(keys):
-        size = len(key) + 1 + len(what) + (0 if first else len(gap))
-        if i == len(keys) - len(last):
-            reserve = 0
+        size = sizes[i] + (0 if first else len(gap))
+        reserve = sum(len(gap) + later for later in sizes[max(i + 1, len(keys) - 3) :])
         if used + size + reserve > width - 1:
             continue
         if not first:
             out.append(([(gap, "text")], ""))
-        out.append(([(key, "key"), (f" {what}", "dim")], action))
+        out.append(([(key, "key"), (f" {what}" if what else "", "dim")], action))
         used += size
         first = False
     return out

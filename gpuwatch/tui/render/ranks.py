@@ -12,11 +12,12 @@ from gpuwatch.tui.metrics import METRICS, Metric, metric_text
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import PHASE_GLYPHS, PHASE_LABELS, phase_bar
 from gpuwatch.tui.render.text import Line, fit, pad, rpad
+from gpuwatch.tui.scene import RANK_SORTS
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
 
-__all__ = ["Columns", "columns_for", "header_row", "rank_flags", "rank_row"]
+__all__ = ["Columns", "columns_for", "header_row", "rank_flags", "rank_row", "sort_under"]
 
 _STATE_STYLES = {
     "hung": "critical",
@@ -99,6 +100,18 @@ def header_row(columns: Columns) -> Line:
         line.append((f"  {pad('step', columns.bar)}", "dim"))
     line.append(("  state", "dim"))
     return fit(line, columns.width)
+
+
+def sort_under(columns: Columns, x: int) -> str | None:
+    """Return what the head of the column at a cell sorts by, None where it is not sorted by."""
+    spans: list[tuple[int, str]] = [(7, "rank"), (columns.node, ""), (_CELL, "own")]
+    spans += [(_CELL, name) for name in (*columns.phases, *columns.extra)]
+    spans.append((columns.bar + 2 if columns.bar else 0, "step"))
+    for size, name in spans:
+        if x < size:
+            return name if name in RANK_SORTS else None
+        x -= size
+    return None
 
 
 def _metric(name: str) -> Metric:

@@ -18,9 +18,10 @@ from gpuwatch.tui.scene import Scene
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
 
-__all__ = ["event_lines", "event_page", "timeline_lines", "timeline_row"]
+__all__ = ["event_lines", "event_page", "second_under", "timeline_lines", "timeline_row"]
 
 _LABEL = 10
+_ROW_LABEL, _ROW_ENDS = 8, 26
 _OF_RANK = re.compile(r"rank (\d+)( .*)")
 _AT_ONCE_S = 2.0
 """Ranks of one launcher say the same within this time."""
@@ -51,11 +52,28 @@ def _span(points: Sequence[Rollup]) -> str:
     return numbers.age(float(points[-1].second_s - points[0].second_s + 1))
 
 
+def second_under(rank: RankView | None, width: int, x: int, *, row: bool) -> float | None:
+    """Return the wall-clock time at a cell of the sparkline, None beside it.
+
+    `row`: of the one that `timeline_row` draws, else of that of `timeline_lines`.
+    """
+    if rank is None or not rank.timeline:
+        return None
+    track = max(1, width - _ROW_LABEL - _ROW_ENDS) if row else max(1, width - _LABEL - 2)
+    points, _ = _points(rank, track)
+    drawn = min(track, len(points))
+    cell = x - _ROW_LABEL if row else x - _LABEL - (track - drawn)
+    if not 0 <= cell < drawn:
+        return None
+    # A cell is the end of its last second, as the times of curves are.
+    return float(points[(cell + 1) * len(points) // drawn - 1].second_s + 1)
+
+
 def timeline_row(rank: RankView | None, width: int) -> Line:
     """Return the sparkline in one line, for a short terminal."""
     if rank is None or not rank.timeline:
         return fit([(" step   no step yet", "dim")], width)
-    track = max(1, width - 8 - 26)
+    track = max(1, width - _ROW_LABEL - _ROW_ENDS)
     points, values = _points(rank, track)
     ends = limits(values)
     low, high = ends if ends is not None else (None, None)

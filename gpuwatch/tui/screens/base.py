@@ -20,8 +20,9 @@ from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
 from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
 from gpuwatch.tui.render.text import Line, hanging
 from gpuwatch.tui.scene import Scene
+from gpuwatch.tui.watcher import SORTS
 from gpuwatch.tui.widgets.paint import SpanCompositor
-from gpuwatch.tui.widgets.pane import LinePane, forget_drawn, place
+from gpuwatch.tui.widgets.pane import LinePane, ListPane, forget_drawn, place
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from gpuwatch.tui.widgets.prompt import PromptPane
 
 __all__ = ["ActsOnFinding", "FedScreen"]
+
+_WORDS_FROM = 100
+"""Cells from which on every key in the footer has its words."""
 
 
 class FedScreen(Screen[None]):
@@ -172,7 +176,12 @@ class FedScreen(Screen[None]):
             ended = self._scene.job.ended
             pairs = [("report", "report")] * ended + [("output", "output"), *pairs]
         if not self.TYPED:
-            pairs = [*pairs, ("help", "help"), ("quit", "quit")]
+            # On a narrow screen every cell is wanted, and what j/k do is known.
+            narrow = width < _WORDS_FROM
+            if narrow:
+                pairs = [(name, "" if words == "move" else words) for name, words in pairs]
+            commands = ("palette", "cmd" if narrow else "commands")
+            pairs = [*pairs, commands, ("help", "help"), ("quit", "quit")]
         if not self.VIEW and "close" in self.HERE:
             pairs.insert(0, ("close", "back"))
         self._keys = [(label_of(name, chosen), words, name) for name, words in pairs]
@@ -198,8 +207,10 @@ class FedScreen(Screen[None]):
                 place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
 
     async def on_line_pane_clicked(self, message: LinePane.Clicked) -> None:
-        """Do what a click on the footer names."""
+        """Do what a click on the footer names; a click on a curve goes to its moment."""
         if message.pane is not self._footer:
+            if message.pane is not self._header and message.y < len(message.pane.lines):
+                self.go_to_moment(message.pane.lines[message.y], message.x)
             return
         message.stop()
         for start, end, action in footer_spans(self._keys, self.app.size.width, self._number()):
@@ -210,6 +221,22 @@ class FedScreen(Screen[None]):
                     if node is not None and hasattr(node, method):
                         await self.app.run_action(call, node)
                         return
+
+    def go_to_moment(self, line: Line, x: int) -> None:
+        """Show the moment that a cell of a line stands for, if it is one of a curve."""
+        from gpuwatch.tui.render.charts import moment_under
+
+        if self._scene is not None:
+            self.show_moment(moment_under(line, self._scene, x))
+
+    def show_moment(self, at_s: float | None) -> None:
+        """Show the moment that was clicked; None where no time axis was."""
+        if at_s is None:
+            return
+        if self.gpuwatch.watcher.go_to_time(at_s):
+            self.gpuwatch.refresh_scene(force=True)
+        elif self._scene is not None and at_s < self._scene.end_s - 1.0:
+            self.gpuwatch.tell("nothing is kept of that moment", "warning")
 
     # --- filter and sort -----------------------------------------------------------------------
 
@@ -243,9 +270,21 @@ class FedScreen(Screen[None]):
     def action_sort(self) -> None:
         """Sort the list by the next thing."""
         if self.LIST:
-            sort = self.gpuwatch.watcher.next_sort(self.LIST)
-            self.gpuwatch.tell(f"sorted by {sort.replace('_', ' ')}")
-            self.gpuwatch.refresh_scene(force=True)
+            self._sort_list(self.LIST, "")
+
+    def on_list_pane_head_clicked(self, message: ListPane.HeadClicked) -> None:
+        """Sort by what the head of a column names."""
+        self._sort_list(message.name, message.sort)
+
+    def _sort_list(self, name: str, wanted: str) -> None:
+        """Sort a list by that, or by the next thing where it is empty."""
+        watcher = self.gpuwatch.watcher
+        sort = watcher.next_sort(name)
+        for _ in SORTS[name]:
+            if wanted and sort != wanted:
+                sort = watcher.next_sort(name)
+        self.gpuwatch.tell(f"sorted by {sort.replace('_', ' ')}")
+        self.gpuwatch.refresh_scene(force=True)
 
     def action_back(self) -> None:
         """Go back to the screen below; on a view take its filter away."""

@@ -11,13 +11,13 @@ from gpuwatch.store.views import NodeView, RunView
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import CURVES_FROM, Content, Plan, Rect, plan, side_width
 from gpuwatch.tui.metrics import Metric
-from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
+from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines
 from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.sensors import host_row, node_heading, node_lines
 from gpuwatch.tui.render.states import idle_lines
 from gpuwatch.tui.render.steps import step_lines
 from gpuwatch.tui.render.text import Line, heading
-from gpuwatch.tui.render.timeline import event_lines, timeline_lines, timeline_row
+from gpuwatch.tui.render.timeline import event_lines, second_under, timeline_lines, timeline_row
 from gpuwatch.tui.scene import Scene, Summary
 from gpuwatch.tui.screens.base import LIST_KEYS, ActsOnFinding
 from gpuwatch.tui.widgets.findings import FindingsPane
@@ -230,8 +230,7 @@ class Overview(ActsOnFinding):
         self._heat_drawn = key
         metric: Metric = scene.metric
         if compact:
-            row = heat_row(run, rect.width, metric=metric, gpus=scene.gpus)
-            self._heat.draw_map([row], None, scene, 0)
+            self._heat.draw_row(run, scene, rect.width)
             return
         lines: list[Line] = [
             heading("Heat map", rect.width, note=f"{metric.label} by rank", right="m metric  h")
@@ -263,7 +262,8 @@ class Overview(ActsOnFinding):
             lines = [host_row(node, number, rect.width)]
         else:
             simulated = run is not None and run.simulated
-            lines = [node_heading(node, number, scene.since_s, rect.width, simulated)]
+            past = scene.cursor_s is not None
+            lines = [node_heading(node, number, scene.since_s, rect.width, simulated, past)]
         return [*lines, *node_lines(node, ranks, rect.width, compact=compact)][: rect.height]
 
     def keys(self, scene: Scene) -> list[tuple[str, str]]:
@@ -285,7 +285,7 @@ class Overview(ActsOnFinding):
         keys.append(("filter", "filter"))
         if len(scene.run.ranks) > 1:
             keys.append(("metric", "metric"))
-        return [*keys, ("events", "events"), ("write", "write"), ("palette", "commands")]
+        return [*keys, ("events", "events"), ("write", "write")]
 
     def action_other_list(self) -> None:
         """Move the focus between findings and ranks."""
@@ -304,6 +304,16 @@ class Overview(ActsOnFinding):
         """Name the keys that work now."""
         self.draw_footer()
 
+    async def on_line_pane_clicked(self, message: LinePane.Clicked) -> None:
+        """Go to the second of the sparkline that was clicked; curves are those of every screen."""
+        rect = self._plan.rects.get("timeline")
+        if message.pane is not self._timeline or self._scene is None or rect is None:
+            return
+        compact = self._plan.compact
+        if compact or (rect.height < CURVES_FROM and message.y > 0):
+            rank = self._scene.rank
+            self.show_moment(second_under(rank, rect.width, message.x, row=compact))
+
     def on_heat_pane_chosen(self, message: HeatPane.Chosen) -> None:
         """Select the rank under the mouse."""
         self.gpuwatch.select_rank(message.rank)
@@ -319,8 +329,7 @@ class Overview(ActsOnFinding):
     def on_list_pane_opened(self, message: ListPane.Opened) -> None:
         """Open the evidence of a finding, or a rank."""
         if message.pane is self._findings:
-            if self._findings.finding is not None:
-                self.gpuwatch.open_finding(self._findings.finding)
+            self._with_finding(self.gpuwatch.open_finding)
             return
         rank = self._ranks.rank_at(message.item)
         if rank is not None:

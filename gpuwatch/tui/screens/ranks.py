@@ -8,7 +8,7 @@ from textual.widget import Widget
 
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import TWO_COLUMNS_FROM, Rect
-from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines, heat_row
+from gpuwatch.tui.render.heat import heat_grid, heat_height, heat_lines
 from gpuwatch.tui.render.rank import rank_preview
 from gpuwatch.tui.render.ranks import rank_flags
 from gpuwatch.tui.render.states import idle_lines
@@ -90,8 +90,7 @@ class RanksScreen(FedScreen):
         assert run is not None
         if room.height < _SHORT - 3:
             place(self._heat, Rect(room.x, room.y, room.width, 1))
-            row = heat_row(run, room.width, metric=scene.metric, gpus=scene.gpus)
-            self._heat.draw_map([row], None, scene, 0)
+            self._heat.draw_row(run, scene, room.width)
             return 1
         wanted = min(heat_height(run, room.width), max(3, room.height // 3))
         grid = heat_grid(run, room.width, wanted)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.binding import BindingType
+from textual.events import Click
+from textual.message import Message
 from textual.widget import Widget
 
 from gpuwatch.tui.binding import bind
@@ -23,6 +25,14 @@ class PagePane(ListPane, inherit_bindings=False):
         "down", "up", "page-down", "page-up", "first", "last"
     )
 
+    class Clicked(Message):
+        """A line was clicked, at that cell of it."""
+
+        def __init__(self, line: Line, x: int) -> None:
+            super().__init__()
+            self.line = line
+            self.x = x
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._text: list[Line] = []
@@ -35,6 +45,12 @@ class PagePane(ListPane, inherit_bindings=False):
     def draw(self, selected: int) -> None:
         """Make the lines."""
         self.show([], self._text.__getitem__, [-1] * len(self._text), 0, selected)
+
+    def on_click(self, event: Click) -> None:
+        """Say which line it was."""
+        row = self.scroll_offset.y + event.y
+        if row < len(self._text):
+            self.post_message(self.Clicked(self._text[row], event.x))
 
     def action_move(self, step: int) -> None:
         """Scroll by lines."""
@@ -91,6 +107,10 @@ class ReadingScreen(FedScreen):
         lines = self.page(scene, room.width)
         self._is_long = len(lines) > room.height - 1
         self._page.feed(lines)
+
+    def on_page_pane_clicked(self, message: PagePane.Clicked) -> None:
+        """Go to the moment of a curve that was clicked."""
+        self.go_to_moment(message.line, message.x)
 
     def to_top(self) -> None:
         """Start at the top again: the page shows something else."""

@@ -27,6 +27,8 @@ class FindingsPane(ListPane):
     `full`: what could not be judged is listed with what it would need, each on a row.
     """
 
+    LIST = "findings"
+
     def __init__(self, *, id: str | None = None, full: bool = False) -> None:
         super().__init__(id=id)
         self._full = full
@@ -125,3 +127,11 @@ class FindingsPane(ListPane):
         super().select(item)
         if self.finding is not None:
             self._key = self.finding.id
+
+    def sort_at(self, x: int, y: int) -> str | None:
+        """Return that a click on `by cost` sorts by what comes after it."""
+        scene = self._scene
+        if scene is None or y or len(scene.findings) < 2:
+            return None
+        sort = scene.sorts.get("findings", "cost")
+        return "" if self._cells[0] - len(f" by {sort} ") <= x < self._cells[0] - 1 else None

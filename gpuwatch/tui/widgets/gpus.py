@@ -2,7 +2,14 @@
 
 from gpuwatch.schema import GpuSample
 from gpuwatch.store.views import RankView
-from gpuwatch.tui.render.gpus import gpu_columns, gpu_header, gpu_label, gpu_row
+from gpuwatch.tui.render.gpus import (
+    GpuColumns,
+    gpu_columns,
+    gpu_header,
+    gpu_label,
+    gpu_row,
+    gpu_sort_under,
+)
 from gpuwatch.tui.render.text import Line, fit, heading
 from gpuwatch.tui.scene import GPU_SORTS, Scene, gpu_rows
 from gpuwatch.tui.widgets.pane import ListPane
@@ -13,10 +20,13 @@ __all__ = ["GpusPane"]
 class GpusPane(ListPane):
     """Devices of the run's nodes. The selection follows the device, not the row."""
 
+    LIST = "gpus"
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._scene: Scene | None = None
         self._cells = (0, 0)
+        self._columns: GpuColumns | None = None
 
     @property
     def _rows(self) -> list[tuple[str, GpuSample, RankView | None]]:
@@ -52,7 +62,7 @@ class GpusPane(ListPane):
         several = len(scene.nodes) > 1
         rows = self._rows
         labels = [gpu_label(node, gpu, several) for node, gpu, _ in rows]
-        columns = gpu_columns(width, labels)
+        columns = self._columns = gpu_columns(width, labels)
         focused = self.has_focus
 
         def row(index: int) -> Line:
@@ -88,3 +98,9 @@ class GpusPane(ListPane):
             self.show([title, fit([(f" {text}", "dim")], width)], row, (), 0, 0)
             return
         self.show(fixed, row, range(number), number, selected)
+
+    def sort_at(self, x: int, y: int) -> str | None:
+        """Return what a column's head sorts by."""
+        if self._columns is None or y != 1:
+            return None
+        return gpu_sort_under(self._columns, x)

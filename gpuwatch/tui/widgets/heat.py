@@ -3,7 +3,8 @@
 from textual.events import Click
 from textual.message import Message
 
-from gpuwatch.tui.render.heat import HeatGrid, heat_values, rank_under
+from gpuwatch.store.views import RunView
+from gpuwatch.tui.render.heat import HeatGrid, heat_row, heat_row_grid, heat_values, rank_under
 from gpuwatch.tui.render.text import Line
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.widgets.pane import LinePane
@@ -26,18 +27,33 @@ class HeatPane(LinePane):
         self._grid: HeatGrid | None = None
         self._map: Scene | None = None
         self._top = 0
+        self._row_cells = 0
 
     def draw_map(self, lines: list[Line], grid: HeatGrid | None, scene: Scene, top: int) -> None:
         """Show lines; the rows of the grid begin at line `top`."""
         self._grid, self._map, self._top = grid, scene, top
+        self._row_cells = 0
         self.show(lines)
+
+    def draw_row(self, run: RunView, scene: Scene, width: int) -> None:
+        """Show all ranks in one line."""
+        self._grid, self._map, self._top = None, scene, 0
+        self._row_cells = width
+        self.show([heat_row(run, width, metric=scene.metric, gpus=scene.gpus)])
 
     def on_click(self, event: Click) -> None:
         """Choose the rank under the mouse."""
-        run = self._map.run if self._map is not None else None
-        if self._grid is None or self._map is None or run is None:
+        scene = self._map
+        run = scene.run if scene is not None else None
+        if scene is None or run is None:
             return
-        values = heat_values(run, self._map.metric, self._map.gpus)
-        position = rank_under(self._grid, values, event.x, event.y - self._top)
+        grid = self._grid
+        if self._row_cells:
+            # Where each stands in the line is of no use until there is a click.
+            grid = heat_row_grid(run, self._row_cells, metric=scene.metric, gpus=scene.gpus)
+        if grid is None:
+            return
+        values = heat_values(run, scene.metric, scene.gpus)
+        position = rank_under(grid, values, event.x, event.y - self._top)
         if position is not None:
             self.post_message(self.Chosen(run.ranks[position].rank))

@@ -271,6 +271,8 @@ class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = bind(
         "down", "up", "page-down", "page-up", "first", "last", "open"
     )
+    LIST: ClassVar[str] = ""
+    """The name under which its sort is kept, empty where it has none."""
 
     class Moved(Message):
         """The selection went to another item."""
@@ -287,6 +289,17 @@ class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
             super().__init__()
             self.pane = pane
             self.item = item
+
+    class HeadClicked(Message):
+        """A line above the rows was clicked, where the list is sorted by `sort`; empty: the next.
+
+        `name` is that of the list.
+        """
+
+        def __init__(self, name: str, sort: str) -> None:
+            super().__init__()
+            self.name = name
+            self.sort = sort
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -449,10 +462,19 @@ class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
         if self._item_count:
             self.post_message(self.Opened(self, self._selected))
 
+    def sort_at(self, x: int, y: int) -> str | None:
+        """Return what a click there, in the fixed lines, sorts by; empty: the next; None: no."""
+        return None
+
     def on_click(self, event: Click) -> None:
-        """Select what was clicked; a second click opens it."""
+        """Select what was clicked; a second click opens it. Heads of columns sort."""
+        if event.y < len(self._fixed):
+            sort = self.sort_at(event.x, event.y)
+            if sort is not None:
+                self.post_message(self.HeadClicked(self.LIST, sort))
+            return
         row = self.scroll_offset.y + event.y - len(self._fixed)
-        if event.y >= len(self._fixed) and 0 <= row < self._count and self._items[row] >= 0:
+        if 0 <= row < self._count and self._items[row] >= 0:
             self.select(self._items[row])
             if event.chain >= 2:
                 self.post_message(self.Opened(self, self._items[row]))

@@ -1,7 +1,7 @@
 """The table of ranks."""
 
 from gpuwatch.store.views import RankView
-from gpuwatch.tui.render.ranks import columns_for, header_row, rank_flags, rank_row
+from gpuwatch.tui.render.ranks import columns_for, header_row, rank_flags, rank_row, sort_under
 from gpuwatch.tui.render.text import Line, fit, heading
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.widgets.pane import ListPane
@@ -11,6 +11,8 @@ __all__ = ["RanksPane"]
 
 class RanksPane(ListPane):
     """Ranks, most noteworthy first. The selection follows the rank, not the row."""
+
+    LIST = "ranks"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -80,6 +82,14 @@ class RanksPane(ListPane):
         if not number and words:
             fixed.append(fit([(f"   no rank passes ‹{words}›; esc shows all", "dim")], width))
         self.show(fixed, row, range(number), number, selected)
+
+    def sort_at(self, x: int, y: int) -> str | None:
+        """Return what a column's head sorts by."""
+        scene = self._scene
+        if scene is None or scene.run is None or y != 1:
+            return None
+        columns = columns_for(self._cells[0], len(scene.run.nodes) > 1, bool(scene.gpus))
+        return sort_under(columns, x)
 
     @staticmethod
     def _note(scene: Scene) -> str:
