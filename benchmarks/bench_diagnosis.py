@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from builders import T0_S, Trace, node_frame, rank_frame
 
 from gpuwatch.diagnosis import Engine
-from gpuwatch.diagnosis.engine import LONGEST_S, RANKS_A_SECOND
+from gpuwatch.diagnosis.engine import EAGER, LONGEST_S, RANKS_A_SECOND
 from gpuwatch.schema import RankFrame, SensorFrame, Span
 from gpuwatch.store import Store, View
 
@@ -112,73 +112,97 @@ def cpu_ms(work: Callable[[], Any]) -> tuple[float, Any]:
     return (time.thread_time_ns() - began) / 1e6, found
 
 
+def pause_s(ranks: int) -> int:
+    """Seconds from one full pass to the next."""
+    return round(max(1.0, min(LONGEST_S, ranks / RANKS_A_SECOND)))
+
+
 def pictures(run: Run, ranks: int, new_steps: int, looks: int, cost: Cost) -> Iterator[View]:
-    """Yield what a monitor sees, a picture a second, after so many new steps of each rank."""
+    """Yield what a monitor sees at each full pass, after so many new steps of each rank.
+
+    Steps and readings come once a second, by a clock that goes as fast as they are taken.
+    """
+    seconds = pause_s(ranks)
     trace = run.trace(ranks, FIRST_STEPS + new_steps * looks)
     frames = [told(frame, run) for frame in trace.frames]
     nodes = [range(first, min(first + RANKS_A_NODE, ranks)) for first in range(0, ranks, 8)]
-    store = Store()
+    now_s = 0.0
+    store = Store(clock=lambda: now_s)
 
-    def sensors(node: range, seq: int) -> SensorFrame:
+    def sensors(node: range) -> SensorFrame:
         pids = {1000 + rank for rank in node}
         processes = tuple(p for p in trace.sensors.processes if p.rank_pid in pids)
-        return msgspec.structs.replace(trace.sensors, seq=seq, processes=processes)
+        return msgspec.structs.replace(trace.sensors, processes=processes)
 
-    ticks = {node: sensors(node, 0) for node in nodes}
+    readings = [sensors(node) for node in nodes]
+
+    def apply(seq: int, of_rank: Callable[[int], RankFrame]) -> float:
+        data = [
+            node_frame(
+                seq,
+                [of_rank(rank) for rank in node],
+                sensors=msgspec.structs.replace(tick, seq=seq),
+                node=f"node{number:03}",
+            )
+            for number, (node, tick) in enumerate(zip(nodes, readings, strict=True))
+        ]
+        return cpu_ms(lambda: [store.apply(frame, now_s) for frame in data])[0]
+
+    def first(rank: int) -> RankFrame:
+        return msgspec.structs.replace(frames[rank], records=frames[rank].records[:FIRST_STEPS])
+
+    apply(1, first)
+    at = FIRST_STEPS
     for look in range(looks):
-        end = FIRST_STEPS + new_steps * look
-        data = []
-        for number, node in enumerate(nodes):
-            of_ranks: list[RankFrame | bytes] = []
-            for rank in node:
-                whole = frames[rank]
-                if look:
-                    new = whole.records[end - new_steps : end]
-                    of_ranks.append(rank_frame(look + 1, new, rank=rank))
-                else:
-                    of_ranks.append(msgspec.structs.replace(whole, records=whole.records[:end]))
-            tick = msgspec.structs.replace(ticks[node], seq=look + 1)
-            data.append(node_frame(look + 1, of_ranks, sensors=tick, node=f"node{number:03}"))
+        took_ms = 0.0
+        for second in range(seconds):
+            end = FIRST_STEPS + new_steps * look + new_steps * (second + 1) // seconds
+            seq = 2 + look * seconds + second
+            now_s += 1.0
 
-        def take(data: Sequence[bytes] = data) -> None:
-            for frame in data:
-                store.apply(frame, time.monotonic())
+            def new(rank: int, seq: int = seq, start: int = at, end: int = end) -> RankFrame:
+                return rank_frame(seq, frames[rank].records[start:end], rank=rank)
 
-        cost.frames.append(cpu_ms(take)[0])
+            took_ms += apply(seq, new)
+            at = end
+        cost.frames.append(took_ms)
         took_ms, view = cpu_ms(store.view)
         cost.views.append(took_ms)
-        yield view
+        made = [replace(view, at_s=T0_S + now_s)]
+        del view
+        yield made.pop()  # nobody but who asked for it keeps it
 
 
 def measure(run: Run, ranks: int, new_steps: int, looks: int) -> Cost:
     """Follow a run with one engine."""
     cost, engine = Cost(), Engine()
-    pause_s = max(1.0, min(LONGEST_S, ranks / RANKS_A_SECOND))
-    at_s = T0_S
     for view in pictures(run, ranks, new_steps, looks, cost):
-        took_ms, (diagnosis,) = cpu_ms(
-            lambda view=view, at_s=at_s: engine(replace(view, at_s=at_s))
-        )  # type: ignore[misc]
+        took_ms, (diagnosis,) = cpu_ms(lambda view=view: engine(view))  # type: ignore[misc]
         cost.looks.append(took_ms)
-        if pause_s > 1.0 and len(cost.looks) > 5:
-            took_ms, _ = cpu_ms(lambda view=view, at_s=at_s: engine(replace(view, at_s=at_s + 1)))  # type: ignore[misc]
-            cost.between.append(took_ms)
-        at_s += pause_s
+        if pause_s(ranks) > 1 and len(cost.looks) > EAGER:
+            later = replace(view, at_s=view.at_s + 1.0)
+            cost.between.append(cpu_ms(lambda view=later: engine(view))[0])  # type: ignore[misc]
     cost.kinds = tuple(f.kind for f in diagnosis.findings if f.severity != "note")
     return cost
 
 
 def memory_mb(run: Run, ranks: int, new_steps: int) -> tuple[float, float]:
-    """What an engine keeps after a look, and the most that one takes, in MB."""
+    """What an engine keeps after a look, and the most that one takes, in MB.
+
+    What the picture makes only when it is asked for, as means of readings, is in the second alone.
+    """
     engine = Engine()
     kept = peak = 0
-    at_s = T0_S
     for view in pictures(run, ranks, new_steps, 4, Cost()):
         tracemalloc.start()
-        engine(replace(view, at_s=at_s))
-        now, most = tracemalloc.get_traced_memory()
+        engine(view)
+        del view
+        peak = max(peak, tracemalloc.get_traced_memory()[1])
+        mine = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(True, "*/gpuwatch/diagnosis/*")]
+        )
         tracemalloc.stop()
-        kept, peak, at_s = max(kept, now), max(peak, most), at_s + LONGEST_S
+        kept = max(kept, sum(statistic.size for statistic in mine.statistics("filename")))
     return kept / 1e6, peak / 1e6
 
 
@@ -196,7 +220,7 @@ def main() -> None:
         names = SMALL if ranks == 1 else LARGE if ranks > 64 else tuple(RUNS)
         for name in [options.run] if options.run else names:
             for new_steps in (10,) if ranks > 64 else (5, 64):
-                cost = measure(RUNS[name], ranks, new_steps, looks=8 if ranks > 64 else 12)
+                cost = measure(RUNS[name], ranks, new_steps, looks=8 if ranks > 64 else 16)
                 looks = cost.looks[SETTLING:]
                 print(
                     f"{ranks:5}  {name:12} {new_steps:9} {statistics.median(looks):6.2f} ms "

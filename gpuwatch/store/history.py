@@ -222,9 +222,13 @@ class ProcessMeans:
             width = len(_AVERAGED)
             rows: list[array[float]] = []
             states = ""
+            pids: tuple[int, ...] = ()
+            place = -1
             for tick in self._ticks:
-                if self._pid in tick.pids:
-                    place = tick.pids.index(self._pid)
+                if tick.pids is not pids:  # mostly the same ones, in one tuple
+                    pids = tick.pids
+                    place = pids.index(self._pid) if self._pid in pids else -1
+                if place >= 0:
                     rows.append(tick.rows[place * width : (place + 1) * width])
                     states += tick.states[place]
             count = max(1, len(rows))
