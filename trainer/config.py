@@ -4,12 +4,13 @@ Where values come from is in `trainer.sources`. Every duration key carries its u
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = [
     "PRESETS",
+    "Compression",
     "Config",
     "DataConfig",
     "DistConfig",
@@ -24,11 +25,15 @@ __all__ = [
 ]
 
 
+Compression = Literal["fp16_compress_hook", "bf16_compress_hook"]
+"""Of gradients on their way: hooks of DDP, by the names that torch gives them."""
+
+
 class Section(BaseModel):
     """One section: immutable, unknown keys refused.
 
     The word ``none`` stands for "not set", because neither TOML nor an environment variable nor
-    a command line can say it otherwise.
+    a command line can say it otherwise; but where it is one of a key's own words.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -38,8 +43,11 @@ class Section(BaseModel):
     def _none_is_a_word(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        own = {key for key, at in cls.model_fields.items() if "none" in get_args(at.annotation)}
         return {
-            key: None if isinstance(value, str) and value.lower() == "none" else value
+            key: None
+            if key not in own and isinstance(value, str) and value.lower() == "none"
+            else value
             for key, value in values.items()
         }
 
@@ -414,6 +422,11 @@ class DistConfig(Section):
     )
     find_unused_parameters: bool = Field(
         default=False, description="needed only if outputs skip weights"
+    )
+    comm_hook: Compression | None = Field(
+        default=None,
+        description="in which 16 bits gradients travel: bf16 keeps their range, fp16 more digits; "
+        "none: as they are",
     )
 
 

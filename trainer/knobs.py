@@ -45,7 +45,7 @@ class Wanted:
 
 def register_knobs(trainer: "Trainer", config: Config) -> None:
     """Tell gpuwatch what can be changed: the loader's workers and prefetching, accumulation, the
-    log interval, and the strength of augmentation where there is any.
+    log interval, how gradients travel and the strength of augmentation where there are any.
 
     The optimizer steps of the run, and with them its learning rates, stay as they were planned:
     with more accumulation it sees more samples.
@@ -98,6 +98,16 @@ def register_knobs(trainer: "Trainer", config: Config) -> None:
         high=max(config.train.log_interval_steps, _MOST_LOG_STEPS),
         effective="from this step on",
     )
+    hook = trainer.parts.comm_hook
+    if hook is not None:
+        knob(
+            "comm_hook",
+            hook.kind,
+            hook.use,
+            choices=hook.kinds,
+            effective="from the next step on",
+            together=True,
+        )
     data = config.data
     images = config.model.reads == "images"
     if images and max(data.colour_strength, data.mixup_alpha, data.cutmix_alpha) > 0:

@@ -21,7 +21,7 @@ from trainer.accumulate import Accumulation, MicroBatch
 from trainer.config import Config
 from trainer.data.augment import strength_at
 from trainer.data.loader import Feed
-from trainer.distributed import Placement, sync_buffers
+from trainer.distributed import CommHook, Placement, sync_buffers
 from trainer.errors import TrainingError
 from trainer.faults import LoopFaults
 from trainer.knobs import Wanted
@@ -56,6 +56,7 @@ class Parts:
     precision: Precision
     task: Task
     clip_norm: float | None = None
+    comm_hook: CommHook | None = None
 
 
 def train_step(parts: Parts, batches: list[Any]) -> torch.Tensor:

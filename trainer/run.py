@@ -11,7 +11,7 @@ from trainer.config import Config
 from trainer.cpus import usable_cpus
 from trainer.data import Feed, build_loaders, cache_folder
 from trainer.data.augment import Mixing
-from trainer.distributed import Placement, process_group, replicate
+from trainer.distributed import Placement, comm_hook, process_group, replicate
 from trainer.errors import TrainerError, TrainingError
 from trainer.knobs import register_knobs
 from trainer.loop import Parts, Trainer
@@ -60,7 +60,7 @@ def open_trainer(
             record_snapshot()
         with _said_plainly(config, placement, reporter):
             loaders = build_loaders(config, placement)
-            parts = build_parts(config, placement, loaders)
+            parts = build_parts(config, placement, loaders, live=telemetry.controlled)
             # The weights are alike on all ranks; their dropout must not be.
             torch.manual_seed(config.train.seed * 1_000_003 + placement.rank)
             with parts.precision:
@@ -88,9 +88,11 @@ def open_trainer(
         telemetry.close()
 
 
-def build_parts(config: Config, placement: Placement, loaders: Feed | None = None) -> Parts:
+def build_parts(
+    config: Config, placement: Placement, loaders: Feed | None = None, *, live: bool = False
+) -> Parts:
     """Model, optimizer and what is computed, on the rank's device; from `loaders` what they know
-    of the data, which is read for it where they are not given.
+    of the data, which is read for it where they are not given. `live`: a monitor may change it.
     """
     if loaders is None:
         loaders = build_loaders(config, placement)
@@ -109,14 +111,16 @@ def build_parts(config: Config, placement: Placement, loaders: Feed | None = Non
     model = model.to(placement.device)
     precision = Precision(config.precision, placement.device, model)
     samples = config.loader.batch_size * config.train.accumulate * placement.world_size
+    replica = replicate(model, placement, config.dist)
     return Parts(
         placement,
         model,
-        replicate(model, placement, config.dist),
+        replica,
         build_optimizer(model, config.optim, precision, samples=samples),
         precision,
         _task(config, len(loaders.classes), vocabulary, precision, placement.rank),
         config.optim.clip_norm,
+        comm_hook(replica, config.dist, live=live),
     )
 
 
@@ -240,6 +244,8 @@ def _narrate(config: Config, trainer: Trainer, threads: int) -> None:
         f"{threads} torch threads, {plan.num_workers} loader workers a rank"
         + (f", {plan.prefetch_factor} batches ahead each" if plan.num_workers else "")
     )
+    if config.dist.comm_hook and trainer.parts.comm_hook is not None:
+        note(f"gradients travel in 16 bits: {config.dist.comm_hook}")
     for sentence in plan.notes:
         note(sentence)
     simulated = faults.describe(config.faults, faults.parse_faults(config.faults.inject))

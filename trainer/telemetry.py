@@ -1,6 +1,7 @@
 """The one place that talks to gpuwatch; a fake can take its place."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,11 @@ __all__ = ["Silent", "Telemetry", "Watched"]
 
 class Telemetry(Protocol):
     """What the loop reports. No method may wait for the device."""
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a monitor may change knobs."""
+        ...
 
     def annotate(
         self,
@@ -37,15 +43,18 @@ class Telemetry(Protocol):
     def knob(
         self,
         name: str,
-        value: int | float,
+        value: int | float | str,
         apply: Callable[[Any], object],
         *,
-        low: float,
-        high: float,
+        low: float | None = None,
+        high: float | None = None,
+        choices: Sequence[str] = (),
         effective: str,
         together: bool = False,
     ) -> None:
-        """A number that a monitor may change; `together`: in the same step on every rank."""
+        """A number or one of some words, which a monitor may change; `together`: in the same step
+        on every rank.
+        """
         ...
 
     def close(self) -> None:
@@ -55,6 +64,8 @@ class Telemetry(Protocol):
 
 class Silent:
     """No telemetry."""
+
+    controlled = False
 
     def annotate(self, **_facts: object) -> None:
         """Nothing."""
@@ -84,6 +95,8 @@ class Watched:
 
         self._gpuwatch = gpuwatch
         gpuwatch.watch(name=name, allow_control=allow_control)
+        # As `gpuwatch run --allow-control` says it to what it starts.
+        self.controlled = allow_control or os.environ.get("GPUWATCH_ALLOW_CONTROL") == "1"
 
     def annotate(
         self,
@@ -116,11 +129,12 @@ class Watched:
     def knob(
         self,
         name: str,
-        value: int | float,
+        value: int | float | str,
         apply: Callable[[Any], object],
         *,
-        low: float,
-        high: float,
+        low: float | None = None,
+        high: float | None = None,
+        choices: Sequence[str] = (),
         effective: str,
         together: bool = False,
     ) -> None:
@@ -131,6 +145,7 @@ class Watched:
             apply,
             low=low,
             high=high,
+            choices=choices,
             effective=effective,
             together=together,
         )

@@ -38,6 +38,7 @@ _LINES: Mapping[str, Mapping[str, str]] = {
     "comm_hook": {
         "plain": "model.register_comm_hook(None, default_hooks.{new})",
         "lightning": "Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.{new}))",
+        "trainer": "--dist.comm_hook {new}",
     },
     "bucket_cap_mb": {
         "plain": "DistributedDataParallel(model, bucket_cap_mb={new})",

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.compiler import is_compiling
 
-from gpuwatch.probe.describe import ddp_logged, describe_ddp
+from gpuwatch.probe.describe import ddp_logged, describe_ddp, hook_names
 from gpuwatch.probe.events import COMM_BEGIN, COMM_END, Recorder
 from gpuwatch.probe.swap import Calls
 from gpuwatch.schema import Ddp
@@ -80,11 +80,12 @@ _NO_TENSOR = "tensor parallel: collectives run among the kernels of the device"
 class _Module:
     """A DistributedDataParallel that has run forward; `forwards` counts the synchronized ones."""
 
-    __slots__ = ("described", "forwards", "logged_ns")
+    __slots__ = ("described", "forwards", "hooks", "logged_ns")
 
-    def __init__(self, described: Ddp) -> None:
+    def __init__(self, described: Ddp, hooks: str) -> None:
         self.described = described
         self.forwards = 0
+        self.hooks = hooks
         self.logged_ns = 0
 
 
@@ -289,8 +290,12 @@ class Comm:
     def _see_ddp(self, ddp: Any) -> None:
         module = self._modules.get(ddp)
         if module is None:
-            module = self._modules[ddp] = _Module(describe_ddp(ddp))
+            module = self._modules[ddp] = _Module(describe_ddp(ddp), hook_names(ddp))
             self._show(ddp, module)
+        elif (hooks := hook_names(ddp)) != module.hooks:
+            # One that follows a knob may be called after what it does now.
+            module.hooks = hooks
+            self._tell(ddp, module, replace(module.described, comm_hook=ddp_logged(ddp).comm_hook))
         join = getattr(ddp, "_join_config", None)
         if join is not None and join.enable:
             self._unknown(_NO_JOIN, "comm")
@@ -331,9 +336,12 @@ class Comm:
             before,
             bucket_bytes=logged.bucket_bytes,
             comm_span_ns=(logged.comm_span_ns if on_cpu else None) or before.comm_span_ns,
-            comm_hook=logged.comm_hook,  # it may have been registered since the first forward
+            comm_hook=logged.comm_hook,  # one in C++ may have come since the first forward
         )
-        if described != before:
+        self._tell(ddp, module, described)
+
+    def _tell(self, ddp: Any, module: _Module, described: Ddp) -> None:
+        if described != module.described:
             module.described = described
             if self.shown() is ddp:
                 self._show(ddp, module)

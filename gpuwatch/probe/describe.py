@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 from gpuwatch.probe.text import wire_text
 from gpuwatch.schema import Ddp, Loader
 
-__all__ = ["DdpLogged", "ddp_logged", "describe_ddp", "describe_loader", "queue_depth"]
+__all__ = [
+    "DdpLogged",
+    "ddp_logged",
+    "describe_ddp",
+    "describe_loader",
+    "hook_names",
+    "queue_depth",
+]
 
 _MOST_BUCKETS = 4096
 _LONGEST_NS = 10**15  # both as in the schema
@@ -125,8 +132,14 @@ def _logged(module: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def hook_names(module: Any) -> str:
+    """Return what the Python hooks of a DistributedDataParallel module are called now."""
+    hooks = getattr(module, "_comm_hooks", None)
+    if not hooks:
+        return ""
+    return ",".join(str(getattr(hook[0], "__name__", type(hook[0]).__name__)) for hook in hooks)
+
+
 def _comm_hook(module: Any, logged: dict[str, Any]) -> str:
-    hooks = getattr(module, "_comm_hooks", None) or []
-    names = [getattr(hook[0], "__name__", type(hook[0]).__name__) for hook in hooks]
     # A hook in C++ is in no list, but the logger is told its name.
-    return wire_text(",".join(names) or str(logged.get("comm_hook") or ""))
+    return wire_text(hook_names(module) or str(logged.get("comm_hook") or ""))

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from builders import T0_S, Trace, node_frame
@@ -15,6 +15,7 @@ from gpuwatch.diagnosis.engine import RULES, diagnose_run, picture_of
 from gpuwatch.diagnosis.memory import rising
 from gpuwatch.schema import Bye, Ddp, IoSample, Ledger, RankFrame, RankState, Reading, Span
 from gpuwatch.store import Store
+from trainer.config import Compression
 
 HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 5.0, "other": 2.0}
 STARVED = {**HEALTHY, "data_wait": 102.0}
@@ -439,6 +440,11 @@ def test_what_compression_and_accumulation_would_bring() -> None:
     assert gains["gradient_accumulation"] == pytest.approx((21, 30), abs=2)
     # On the CPUs of one machine converting gradients takes what it saves.
     assert "comm_hook" not in predicted(bound(many, nodes=1))
+    # The trainer's knob takes it, in its words.
+    for backend in ("nccl", "gloo"):
+        hints = {h.knob: h for h in bound(replace(many, backend=backend)).hints}
+        assert hints["comm_hook"].old == "none"
+        assert hints["comm_hook"].new in get_args(Compression)
 
 
 @pytest.mark.parametrize(

@@ -657,6 +657,29 @@ def test_there_is_room_for_a_hook_after_forwards(watched: Watched) -> None:
     assert watched.marks.ddp.comm_hook == "fp16_compress_hook"
 
 
+def test_a_hook_that_follows_a_knob_is_called_after_what_it_does(watched: Watched) -> None:
+    class Follows:
+        __qualname__ = ""
+        __name__ = ""
+
+        def __call__(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            return fp16_compress_hook(None, bucket)
+
+    net, hook = replica(), Follows()
+    hook.__qualname__ = ""
+    net.register_comm_hook(None, hook)
+    told = []
+    for name in ("", "fp16_compress_hook", "fp16_compress_hook", ""):
+        hook.__name__ = name
+        version = watched.marks.config_version
+        train(net)
+        assert watched.marks.ddp is not None
+        told.append((watched.marks.ddp.comm_hook, watched.marks.config_version > version))
+    assert told == [
+        ("", True), ("fp16_compress_hook", True), ("fp16_compress_hook", False), ("", True),
+    ]  # fmt: skip
+
+
 # --- the end of computing ----------------------------------------------------------------------
 
 

@@ -91,6 +91,7 @@ def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
         (["--train.watch"], "needs a value"),
         (["stray"], "unexpected argument 'stray'"),
         (["--preset", "resnet"], "preset=resnet"),
+        (["--dist.comm_hook", "powerSGD_hook"], "dist.comm_hook=powerSGD_hook on the command line"),
     ],
 )
 def test_refused_in_one_sentence(arguments: list[str], part: str) -> None:
@@ -163,6 +164,13 @@ def test_numbers_between_commas_from_every_source(tmp_path: Path) -> None:
     assert load(["--model.stages", "[1,1,1,1]"], environ=environ).model.stages == (1, 1, 1, 1)
 
 
+def test_none_is_a_word_of_its_own_where_a_key_has_it() -> None:
+    settled = load(["--optim.lr_scaling", "none", "--optim.clip_norm", "None"], environ={})
+    assert settled.optim.lr_scaling == "none"
+    assert settled.optim.clip_norm is None
+    assert load(["--dist.comm_hook=none"], environ={}).dist.comm_hook is None
+
+
 def test_explain_says_value_and_where_it_comes_from() -> None:
     settled, origin = resolve(["--optim.lr", "0.2", "--preset", "resnet50"], environ={})
     said = "\n".join(explain("optim.lr", settled, origin))
@@ -172,6 +180,9 @@ def test_explain_says_value_and_where_it_comes_from() -> None:
     said = "\n".join(explain("optim.base_batch_size", settled, origin))
     assert "optim.base_batch_size = 256  (in the preset resnet50)" in said
     assert "(the default)" in explain("loader.in_order", settled, origin)[0]
+    said = "\n".join(explain("dist.comm_hook", settled, origin))
+    assert "dist.comm_hook = none  (the default)" in said
+    assert all(word in said for word in ("fp16_compress_hook", "bf16_compress_hook", "or none"))
     for key in keys():
         assert "?" not in explain(key, settled, origin)[2], key
     with pytest.raises(ConfigError, match=r"no key optim\.lrr; did you mean optim\.lr\?"):

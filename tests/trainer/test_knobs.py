@@ -6,30 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+import gpuwatch
 from trainer import run
 from trainer.accumulate import Accumulation, PlannedAccumulation
 from trainer.config import LoaderConfig
 from trainer.data import build_loaders
 from trainer.data.loader import plan_loader, replan
-from trainer.distributed import Placement
+from trainer.distributed import CommHook, Placement
 from trainer.report import Reporter
 from trainer.run import open_trainer
 from trainer.sources import load
-from trainer.telemetry import Silent
+from trainer.telemetry import Silent, Watched
 
 
 class Panel(Silent):
     """Telemetry that keeps the knobs, for the test to turn them."""
 
     def __init__(self, *_: object, allow_control: bool = False) -> None:
-        self.allow_control = allow_control
+        self.allow_control = self.controlled = allow_control
         self.knobs: dict[str, dict[str, Any]] = {}
 
     def knob(self, name: str, *args: object, **limits: object) -> None:
         self.knobs[name] = {"value": args[0], "apply": args[1], **limits}
 
-    def turn(self, name: str, value: float) -> None:
+    def turn(self, name: str, value: float | str) -> None:
         self.knobs[name]["apply"](value)
 
     def span(self, name: str) -> AbstractContextManager[object]:
@@ -160,6 +162,46 @@ def test_the_knobs_that_there_are(jpegs: Path, monkeypatch: pytest.MonkeyPatch) 
         assert trainer.wanted.take_workers() == (5, 4)
         panel.turn("log_interval_steps", 3)
         assert trainer.log_interval_steps == 3
+
+
+def test_how_gradients_travel_is_a_knob_where_there_is_a_hook(
+    jpegs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def hooked(*_: object, live: bool) -> CommHook | None:
+        asked.append(live)
+        return CommHook(dist.ProcessGroup(0, 2), ("none", "bf16_compress_hook"))
+
+    monkeypatch.setattr(run, "Watched", Panel)
+    monkeypatch.setattr(run, "comm_hook", hooked)
+    arguments = [f"--data.path={jpegs}", *SMALL.split()]
+    for control in (False, True):
+        more = [f"--train.allow_control={control}"]
+        with open_trainer(
+            load([*arguments, *more], environ={}), reporter=Reporter(enabled=False)
+        ) as trainer:
+            panel: Any = trainer.telemetry
+            knob = panel.knobs["comm_hook"]
+            assert (knob["value"], knob["together"]) == ("none", True)
+            assert knob["choices"] == ("none", "bf16_compress_hook")
+            panel.turn("comm_hook", "bf16_compress_hook")
+            assert trainer.parts.comm_hook is not None
+            assert trainer.parts.comm_hook.kind == "bf16_compress_hook"
+    assert asked == [False, True]
+
+
+def test_control_is_allowed_by_the_launcher_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(
+        gpuwatch, "watch", lambda *, name, allow_control: said.append(allow_control)
+    )
+    monkeypatch.delenv("GPUWATCH_ALLOW_CONTROL", raising=False)
+    assert not Watched("x").controlled
+    assert Watched("x", allow_control=True).controlled
+    monkeypatch.setenv("GPUWATCH_ALLOW_CONTROL", "1")
+    assert Watched("x").controlled
+    assert said == [False, True, False]
 
 
 def test_the_strength_of_augmentation_follows_the_schedule(

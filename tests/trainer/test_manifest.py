@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.config import Config
+from trainer.config import Config, DistConfig
 from trainer.distributed import Placement
 from trainer.manifest import KEPT, environment, git_state, write_manifest
 
@@ -14,12 +14,14 @@ HERE = Placement(0, 2, 0, 2, True, torch.device("cpu"))
 def test_holds_what_the_run_consisted_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("NCCL_ALGO", "allreduce:tree")
-    path = write_manifest(Config(), HERE, "fp32")
+    config = Config(dist=DistConfig(comm_hook="bf16_compress_hook"))
+    path = write_manifest(config, HERE, "fp32")
     assert path is not None
     assert path.is_relative_to(tmp_path)
     found = json.loads(path.read_text())
     assert found["schema"] == 1
-    assert Config.model_validate(found["configuration"]) == Config()
+    assert Config.model_validate(found["configuration"]) == config
+    assert found["configuration"]["dist"]["comm_hook"] == "bf16_compress_hook"
     assert found["settled"] == {"precision": "fp32", "device": "cpu"}
     assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert found["ranks"] == {"world_size": 2, "on_this_node": 2}
