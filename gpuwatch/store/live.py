@@ -116,8 +116,9 @@ class _Rank:
     __slots__ = (
         "_ledger",
         "_state",
-        "_waiting",
         "_waiting_bytes",
+        "_waiting_costs",
+        "_waiting_steps",
         "age",
         "asks",
         "bye",
@@ -182,7 +183,8 @@ class _Rank:
         self.ledger = _NO_LEDGER
         self._state: msgspec.Raw | None = None
         self._ledger: msgspec.Raw | None = None
-        self._waiting: list[tuple[float, bytes, bytes]] = []
+        self._waiting_steps: list[bytes] = []
+        self._waiting_costs: list[tuple[float, bytes]] = []
         self._waiting_bytes = 0
         self.bye: Bye | None = None
         self.ended_s = 0.0
@@ -279,15 +281,19 @@ class _Rank:
             return False
         # As bytes of their own: raw ones keep the whole frame of the node alive.
         records, workers = bytes(frame.records), bytes(frame.workers)
-        if records != _EMPTY or workers != _EMPTY:
-            self._waiting.append((frame.sent_s, records, workers))
-            self._waiting_bytes += len(records) + len(workers)
+        if records != _EMPTY:
+            self._waiting_steps.append(records)
+            self._waiting_bytes += len(records)
+        if workers != _EMPTY:
+            self._waiting_costs.append((frame.sent_s, workers))
+            self._waiting_bytes += len(workers)
         return True
 
     @property
     def overfull(self) -> bool:
         """Whether so much waits that it must be settled now."""
-        return len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES
+        most = max(len(self._waiting_steps), len(self._waiting_costs))
+        return most > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES
 
     def settle(self) -> list[FrameError]:
         """Make steps, worker totals, state and totals those of what was noted.
@@ -296,7 +302,7 @@ class _Rank:
         then missing and asked for again.
         """
         problems: list[FrameError] = []
-        if self._waiting:
+        if self._waiting_bytes:
             self._settle_waiting(problems)
         if self._state is not None and self._ledger is not None:
             state, ledger = self._state, self._ledger
@@ -308,19 +314,18 @@ class _Rank:
         return problems
 
     def _settle_waiting(self, problems: list[FrameError]) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        parts = [records for _, records, _ in waiting if records != _EMPTY]
+        parts, costs = self._waiting_steps, self._waiting_costs
+        self._waiting_steps, self._waiting_costs, self._waiting_bytes = [], [], 0
         if parts:
             try:
                 self._append(decode_all_steps(parts))
             except FrameError:
                 self._settle_parts(parts, problems)
-        for sent_s, _, workers in waiting:
-            if workers != _EMPTY:
-                try:
-                    self.worker_totals.add(sent_s, decode_costs(workers))
-                except FrameError as exc:
-                    problems.append(exc)
+        for sent_s, workers in costs:
+            try:
+                self.worker_totals.add(sent_s, decode_costs(workers))
+            except FrameError as exc:
+                problems.append(exc)
 
     def _settle_parts(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
         """Take the steps of frames one by one: those of some are damaged."""

@@ -308,12 +308,12 @@ def test_what_waits_is_bounded() -> None:
     most = 0
     for seq in range(2, 3602):
         store.apply(node_frame(seq, [rank_frame(seq, [a_step(seq)])]), 100.0)
-        most = max(most, len(rank._waiting))
+        most = max(most, len(rank._waiting_steps))
         assert rank._waiting_bytes <= live._MOST_WAITING_BYTES
     assert 8 <= most <= live._MOST_WAITING
     big = rank_frame(3602, [a_step(3602 + i) for i in range(500)])
     store.apply(node_frame(3602, [big]), 100.0)
-    assert not rank._waiting
+    assert not rank._waiting_steps
     assert only_rank(store).window[-1].index == 4101
 
 
