@@ -581,6 +581,40 @@ def test_of_many_doors_each_is_looked_at_when_it_is_quiet_or_memory_grows(
         assert watcher.way.state == "live"
 
 
+def test_few_connections_are_made_at_a_time_and_in_the_end_all(
+    opened: tuple[Door, int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, port, _ = opened
+    with listen(Address("127.0.0.1", 0)) as free:
+        nobody = free.getsockname()[1]
+    making: list[int] = []
+    connect = TcpWay._connect
+
+    def counted(self: TcpWay, address: str) -> None:
+        connect(self, address)
+        ways = watchers[0].link.ways
+        making.append(sum(w._socket is not None and not w._greeted for w in ways))
+
+    monkeypatch.setattr(tcplink, "AT_A_TIME", 3)
+    monkeypatch.setattr(TcpWay, "_connect", counted)
+    watchers: list[Watcher] = []
+    made = Watcher.__init__
+
+    def known(self: Watcher, *ports: int, **more: Any) -> None:
+        watchers.append(self)
+        made(self, *ports, **more)
+
+    monkeypatch.setattr(Watcher, "__init__", known)
+    # Those that cannot be reached hold up nobody, and are tried again.
+    with watching(*[nobody] * 4, *[port] * 12) as watcher:
+        ways = watcher.link.ways
+        support.wait_until(lambda: all(way.had_past for way in ways[4:]), 30, "all of them")
+        support.wait_until(lambda: len(watcher.said) >= 4, 20, "a word on the others")
+        support.wait_until(lambda: len(making) >= 20, 30, "another try")
+        assert door.clients == 12
+    assert max(making) == 3
+
+
 def test_a_wish_that_is_none_is_said_and_changes_nothing(
     opened: tuple[Door, int, list[str]],
 ) -> None:

@@ -41,7 +41,8 @@ from gpuwatch.wire.collect.pipe import (
     PreambleReader,
     preamble,
 )
-from gpuwatch.wire.collect.tcpinfo import cut, received_bytes, resident_bytes
+from gpuwatch.wire.collect.refusals import KEYLESS, WRONG_KEY, Refusals
+from gpuwatch.wire.collect.tcpinfo import cut, peer_address, received_bytes, resident_bytes
 from gpuwatch.wire.collect.wake import Wake
 
 __all__ = ["VERBS", "Door"]
@@ -76,7 +77,18 @@ _LOOK_S = 0.1
 _COMPLAINTS = 50
 _DOMAIN = b"gpuwatch"
 _ZAP = "inproc://zeromq.zap.01"
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_REFUSED: dict[tuple[int, int], str] = {
+    # libzmq gives no more with the event than why; which connection it was is said next.
+    (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): WRONG_KEY,
+    (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): KEYLESS,
+    (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400): WRONG_KEY,
+}
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
 
 
 class _Client:
@@ -136,6 +148,9 @@ class Door:
         self._stop = False
         self._clients: dict[bytes, _Client] = {}
         self._connections: dict[int, float] = {}
+        self._addresses: dict[int, str] = {}  # of connections that are not closed yet
+        self._refused = ""  # why, of the connection that is closed next
+        self._refusals = Refusals(say)
         self._frames: deque[bytes] = deque(maxlen=_WAITING_FRAMES)
         self._gather = Gather()
         self._trouble = ""
@@ -199,6 +214,7 @@ class Door:
         self._context.destroy(linger=linger_ms)
         self._clients.clear()
         self._connections.clear()
+        self._addresses.clear()
 
     # --- in the thread of the link -------------------------------------------------------------
 
@@ -254,6 +270,7 @@ class Door:
 
     def _look(self, now_s: float) -> None:
         """Let go of who is gone, and of who is more than is good."""
+        self._refusals.look(now_s)
         for who, client in list(self._clients.items()):
             if now_s - client.seen_s > CLIENT_TTL_S:
                 self._forget(who, "has gone silent")
@@ -301,13 +318,21 @@ class Door:
                 told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.ZMQError:
                 return
-            if told["event"] != zmq.EVENT_ACCEPTED:
-                self._connections.pop(told["value"], None)
+            event, value = told["event"], told["value"]
+            if event & _FAILED:
+                self._refused = _REFUSED.get((event, value), "")
+            elif event != zmq.EVENT_ACCEPTED:
+                self._connections.pop(value, None)
+                address = self._addresses.pop(value, "")
+                if self._refused:
+                    self._refusals.add(self._refused, address, time.monotonic())
+                    self._refused = ""
             elif len(self._connections) < CONNECTIONS:
-                self._connections[told["value"]] = time.monotonic()
+                self._connections[value] = time.monotonic()
+                self._addresses[value] = peer_address(value)
             else:
                 self._complain(f"more than {CONNECTIONS} connections: the last ones are cut")
-                cut(told["value"], self._port)
+                cut(value, self._port)
 
     def _cut(self, descriptor: int) -> None:
         cut(descriptor, self._port)
@@ -440,6 +465,8 @@ class Door:
         if trouble == self._told and now_s - self._spoke_s < KEEPALIVE_S:
             return
         self._told = trouble
+        if trouble:
+            self._complain(trouble)
         self._spoke_s = now_s
         self._give(self._gather.take(now_s))
         word = self._word(trouble)

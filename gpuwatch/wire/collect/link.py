@@ -58,7 +58,8 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
     if done.returncode:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise AgentError(
-            f"the node process cannot be started: {words[-1] if words else 'no reason given'}"
+            "the node process cannot be started: "
+            f"{words[-1].removeprefix('gpuwatch: ') if words else 'no reason given'}"
         )
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:

@@ -11,7 +11,7 @@ import resource
 import socket
 import struct
 
-__all__ = ["Unread", "cut", "received_bytes", "resident_bytes"]
+__all__ = ["Unread", "cut", "peer_address", "received_bytes", "resident_bytes"]
 
 # tcp_info of linux/tcp.h: tcpi_bytes_received, since Linux 4.1.
 _RECEIVED = struct.Struct("=Q")
@@ -67,6 +67,21 @@ def received_bytes(descriptor: int) -> int | None:
         return None
     (count,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
     return int(count)
+
+
+def peer_address(descriptor: int) -> str:
+    """Return the address at the other end of a connection, without its port; empty if unknown."""
+    try:
+        one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+    except OSError:
+        return ""
+    try:
+        name = one.getpeername()
+    except OSError:
+        return ""
+    finally:
+        one.detach()  # it is not ours
+    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def resident_bytes() -> int:

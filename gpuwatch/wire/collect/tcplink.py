@@ -70,13 +70,15 @@ _AHEAD_BYTES = 2 * MAX_FRAME_BYTES
 _MOVED_BYTES = 8192
 """Fewer bytes are the pulse of a connection, not a large frame on its way over a slow one."""
 _QUEUE_FRAMES = 64
-_QUEUE_CALM_FRAMES = 16
 _BUFFER_CALM_BYTES = 256 * 1024
 """Of a thousand connections to a monitor that is behind: the kernel would keep 6 MB for each."""
 _COMMANDS = 64
 _ASKED_IDS = 16
 _FRAMES_A_TURN = 64
 _STAGGER_S = 0.002
+AT_A_TIME = 64
+"""So many connections are being made: a handshake costs both sides a millisecond of computing, and
+one that takes more than `HANDSHAKE_S` has failed."""
 _POLL_S = 0.1
 _TICK_S = 0.2
 _LOOK_CALM_S = 2.0
@@ -171,6 +173,33 @@ class _Watch:
         self._epoll.close()
 
 
+class _Gate:
+    """Lets `AT_A_TIME` ways make their connection, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._inside: set[TcpWay] = set()
+        self._queue: dict[TcpWay, None] = {}
+
+    def wait(self, way: "TcpWay") -> None:
+        """Queue who is to begin, unless it waits already."""
+        self._queue.setdefault(way)
+
+    def admit(self) -> "list[TcpWay]":
+        """Return who may begin now."""
+        found = []
+        while self._queue and len(self._inside) < AT_A_TIME:
+            way = next(iter(self._queue))
+            del self._queue[way]
+            self._inside.add(way)
+            found.append(way)
+        return found
+
+    def leave(self, way: "TcpWay") -> None:
+        """Make room: it has a connection, or has failed."""
+        self._inside.discard(way)
+        self._queue.pop(way, None)
+
+
 class TcpWay(Way):
     """One door: the connection to it, and what came through. All of it: the thread of the link."""
 
@@ -182,6 +211,7 @@ class TcpWay(Way):
         package: str,
         context: "zmq.Context[zmq.Socket[bytes]]",
         watch: _Watch,
+        gate: _Gate,
         turns: Turns["TcpWay"],
         ask: Callable[[tuple["TcpWay", int], Callable[[], Found]], None],
         on_frame: OnFrame,
@@ -198,6 +228,7 @@ class TcpWay(Way):
         self._calm = interval_s > 0
         self._context = context
         self._watch = watch
+        self._gate = gate
         self._turns = turns
         self._ask = ask
         self._backoff = Backoff(rng)
@@ -244,7 +275,7 @@ class TcpWay(Way):
             return
         if self._socket is None:
             if now_s >= self._start_s:
-                self._find(now_s)
+                self._gate.wait(self)
             return
         if not self._greeted and now_s - self._began_s > ANSWER_S:
             if self._opened:
@@ -282,7 +313,7 @@ class TcpWay(Way):
         self._asked_ids.append(uuid.uuid4().hex)
         self._send(encode(Command(WIRE_VERSION, self._asked_ids[-1], "snapshot")))
 
-    def _find(self, now_s: float) -> None:
+    def begin(self, now_s: float) -> None:
         """Begin a try: a name is looked up first, each time anew."""
         self._reset(now_s)
         self._addresses = []
@@ -330,7 +361,7 @@ class TcpWay(Way):
             one.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
             one.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
             one.setsockopt(zmq.IPV6, int(":" in address))
-            one.rcvhwm = _QUEUE_CALM_FRAMES if self._calm else _QUEUE_FRAMES
+            one.rcvhwm = _QUEUE_FRAMES
             if self._calm:
                 one.setsockopt(zmq.RCVBUF, _BUFFER_CALM_BYTES)
             one.sndhwm = _COMMANDS
@@ -400,6 +431,7 @@ class TcpWay(Way):
     def end(self) -> None:
         """Let go of the connection and of all that waits in it."""
         self._turns.done(self)
+        self._gate.leave(self)
         self._pause()
         one, self._socket = self._socket, None
         monitor, self._monitor = self._monitor, None
@@ -473,6 +505,7 @@ class TcpWay(Way):
             self._fail(other)
             return
         self._greeted = True
+        self._gate.leave(self)
         self._turns.want(self, time.monotonic())
 
     def _brings_past(self, frame: NodeFrame) -> bool:
@@ -525,16 +558,18 @@ class TcpLink(threading.Thread):
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
         self._watch = _Watch(self._wake.fd)
         self._turns: Turns[TcpWay] = Turns()
+        self._gate = _Gate()
         self._resident_bytes = resident_bytes()
         self._scout: Scout[tuple[TcpWay, int]] = Scout(self._answered)
         now_s = time.monotonic()
-        # One after the other: a handshake costs both sides half a millisecond of computing.
+        # One after the other, not all in one turn.
         self.ways = tuple(
             TcpWay(
                 target,
                 package,
                 self._context,
                 self._watch,
+                self._gate,
                 self._turns,
                 self._scout.ask,
                 on_frame,
@@ -573,6 +608,8 @@ class TcpLink(threading.Thread):
                     for way in self.ways:
                         if grown or now_s >= way.look_s:
                             way.tick(now_s, grown=grown)
+                for way in self._gate.admit():
+                    way.begin(now_s)
                 while self._answers:
                     (way, question), found = self._answers.popleft()
                     way.answer(question, found)

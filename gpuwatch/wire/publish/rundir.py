@@ -6,6 +6,7 @@ which vanishes at logout and is unset under Slurm and cron, and not under TMPDIR
 too long for a socket path (107 bytes).
 """
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -110,12 +111,17 @@ def write_atomic(path: Path, data: bytes) -> None:
         OSError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # a full disk is not to fill up with these
+        raise
 
 
 def read_presence(path: Path) -> Presence:
