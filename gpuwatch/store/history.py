@@ -40,6 +40,8 @@ _AVERAGED = (
     "read_bytes_per_s",
 )
 
+_PLACES = {name: place for place, name in enumerate(_AVERAGED)}
+
 _Records = tuple[StepRecord, ...] | Packed[StepRecord]
 _Spans = tuple[Span, ...] | Packed[Span]
 
@@ -209,19 +211,18 @@ class ProcessMeans:
     Immutable; made when it is asked for: of thousands of processes few are looked at.
     """
 
-    __slots__ = ("_made", "_pid", "_ticks")
+    __slots__ = ("_found", "_pid", "_readings", "_ticks")
 
     def __init__(self, ticks: tuple[_Tick, ...], pid: int) -> None:
         self._ticks = ticks
         self._pid = pid
-        self._made: tuple[Mapping[str, float], float, float] | None = None
+        self._found: list[tuple[_Tick, int]] | None = None
+        self._readings: Mapping[str, float] | None = None
 
-    def _make(self) -> tuple[Mapping[str, float], float, float]:
-        made = self._made
-        if made is None:
-            width = len(_AVERAGED)
-            rows: list[array[float]] = []
-            states = ""
+    def _places(self) -> list[tuple[_Tick, int]]:
+        """Return the ticks that know the process, with its place in them."""
+        if self._found is None:
+            self._found = []
             pids: tuple[int, ...] = ()
             place = -1
             for tick in self._ticks:
@@ -229,37 +230,55 @@ class ProcessMeans:
                     pids = tick.pids
                     place = pids.index(self._pid) if self._pid in pids else -1
                 if place >= 0:
-                    rows.append(tick.rows[place * width : (place + 1) * width])
-                    states += tick.states[place]
-            count = max(1, len(rows))
-            made = _means(rows), states.count("D") / count, states.count("R") / count
-            self._made = made
-        return made
+                    self._found.append((tick, place))
+        return self._found
 
     @property
     def readings(self) -> Mapping[str, float]:
         """Means by name; what is not known is not in it."""
-        return self._make()[0]
+        if self._readings is None:
+            width = len(_AVERAGED)
+            self._readings = _means(
+                [tick.rows[at * width : (at + 1) * width] for tick, at in self._places()]
+            )
+        return self._readings
+
+    def mean(self, name: str) -> float | None:
+        """Return one of the readings, None where it is not known: of thousands few are wanted."""
+        column = _PLACES.get(name)
+        if column is None:
+            return None
+        width = len(_AVERAGED)
+        values = [tick.rows[at * width + column] for tick, at in self._places()]
+        known = [value for value in values if not isnan(value)]
+        return sum(known) / len(known) if known else None
 
     @property
     def blocked(self) -> float:
         """Share of ticks in state D."""
-        return self._make()[1]
+        return self._share("D")
 
     @property
     def runnable(self) -> float:
         """Share of ticks in state R."""
-        return self._make()[2]
+        return self._share("R")
+
+    def _share(self, letter: str) -> float:
+        places = self._places()
+        return sum([tick.states[at] == letter for tick, at in places]) / max(1, len(places))
+
+    def _told(self) -> tuple[Mapping[str, float], float, float]:
+        return self.readings, self.blocked, self.runnable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProcessMeans):
             return NotImplemented
-        return self._make() == other._make()
+        return self._told() == other._told()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"ProcessMeans{self._make()}"
+        return f"ProcessMeans{self._told()}"
 
 
 def _row(readings: Mapping[str, Reading]) -> list[float]:

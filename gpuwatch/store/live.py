@@ -398,6 +398,7 @@ class _Rank:
             if records and records[0].index > self.gap_index + 1:
                 self.lost += self.open_gap
             self.open_gap = 0
+            self.asks = False
         merged = {r.index: r for r in self.window.records}
         if not records or all(r.index in merged or not is_steady(r) for r in records):
             return

@@ -63,6 +63,7 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
 
 
 _heads_codec = Codec(_Head)
+_raw_items = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
 records_codec = Codec(StepRecord)
 spans_codec = Codec(Span)
 
@@ -180,17 +181,21 @@ class Packed(Sequence[_T]):
         while last < first + count:
             last += self._chunks[end][0] & 0xF
             end += 1
-        return self._of(self._chunks[begin:end], first - seen, count)
+        chunks = self._chunks[begin:end]
+        beyond = last - first - count
+        if beyond:
+            # The last chunk ends where the sequence does: others can go on from there.
+            kept = _raw_items(chunks[-1])[:-beyond]
+            chunks = (*chunks[:-1], *_chunks(map(bytes, kept)))
+        return self._of(chunks, first - seen, count)
 
     def __iter__(self) -> Iterator[_T]:
         found = chain.from_iterable(map(self._codec.decode_all, self._chunks))
-        return islice(found, self._skipped, self._skipped + self._count)
+        return islice(found, self._skipped, None)
 
     def __reversed__(self) -> Iterator[_T]:
-        after = sum([chunk[0] & 0xF for chunk in self._chunks]) - self._skipped - self._count
         chunks = map(self._codec.decode_all, reversed(self._chunks))
-        found = chain.from_iterable(map(reversed, chunks))
-        return islice(found, after, after + self._count)
+        return islice(chain.from_iterable(map(reversed, chunks)), self._count)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Packed, tuple)):

@@ -11,7 +11,8 @@ from builders import T0_S, hello, node_frame, rank_frame, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.frames import decode_ordinary, encode
+from gpuwatch.errors import FrameError
+from gpuwatch.frames import decode_all_steps, decode_ordinary, encode
 from gpuwatch.schema import (
     Bye,
     Ledger,
@@ -24,7 +25,7 @@ from gpuwatch.schema import (
     StepRecord,
     WorkerCost,
 )
-from gpuwatch.store import RankView, Store, View, live
+from gpuwatch.store import RankView, Store, View, live, packed
 
 STEP = {"data_wait": 3.0, "h2d": 1.0, "forward": 10.0, "backward": 20.0, "comm": 4.0}
 EVERY = 10**9
@@ -273,6 +274,17 @@ def test_damaged_steps_are_refused_and_brought_back(place: int, looked: bool) ->
     assert ([r.index for r in rank.window], rank.lost) == ([0, 1, 2], 0)
 
 
+def test_what_has_come_back_is_not_asked_for() -> None:
+    store = lazy_store()
+    damaged = with_raw(rank_frame(2, [a_step(1)]), records=DAMAGED[0])
+    store.apply(node_frame(2, [damaged]), 100.0)
+    assert only_rank(store).lost == 1
+    past = rank_frame(2, [a_step(i) for i in range(2)], snapshot=True)
+    store.apply(node_frame(3, [past]), 100.0)
+    assert store.apply(node_frame(4, [rank_frame(3)]), 100.0) == []
+    assert only_rank(store).lost == 0
+
+
 def test_too_many_steps_are_refused_at_once() -> None:
     store = lazy_store()
     many = msgspec.msgpack.encode([a_step(1)] * 4097)
@@ -315,6 +327,29 @@ def test_what_waits_is_bounded() -> None:
     store.apply(node_frame(3602, [big]), 100.0)
     assert not rank._waiting_steps
     assert only_rank(store).window[-1].index == 4101
+
+
+def test_many_parts_are_decoded_as_one() -> None:
+    parts = [
+        msgspec.msgpack.encode([a_step(at + i) for i in range(number)])
+        for at, number in ((0, 1), (1, 15), (16, 1), (17, 3))
+    ]
+    assert decode_all_steps(parts) == tuple(a_step(i) for i in range(20))
+    large = msgspec.msgpack.encode([a_step(20 + i) for i in range(16)])
+    assert decode_all_steps([*parts, large]) == tuple(a_step(i) for i in range(36))
+    for damage in DAMAGED:
+        with pytest.raises(FrameError):
+            decode_all_steps([parts[0], damage, parts[1]])
+
+
+def test_who_watches_many_collects_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[int, ...]] = []
+    monkeypatch.setattr(packed.gc, "set_threshold", lambda *numbers: called.append(numbers))
+    store = Store(Clock(100.0), pack_above=2)
+    for rank in range(4):
+        store.apply(node_frame(rank + 1, [rank_frame(1, rank=rank)]), 100.0)
+        assert len(called) == (rank >= 2)
+    assert called[0] > (700, 10, 10)
 
 
 def test_only_ordinary_frames_wait() -> None:

@@ -1,14 +1,22 @@
 """What a large run is held as: bytes and numbers that read like the objects they stand for."""
 
+import pytest
 from builders import T0_S, node_frame, rank_frame, record
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuwatch.schema import Bye, GpuSample, HostSample, ProcessSample, Reading, SensorFrame, Span
 from gpuwatch.store import Store
 from gpuwatch.store.history import MEMORY_POINTS, History
 from gpuwatch.store.lean import Lean, lean_frame
-from gpuwatch.store.packed import PACK_ABOVE, Packed, Points, records_codec, step_indices
+from gpuwatch.store.packed import (
+    PACK_ABOVE,
+    Packed,
+    Points,
+    records_codec,
+    spans_codec,
+    step_indices,
+)
 from gpuwatch.store.shared import Shared, clean
 from gpuwatch.store.windows import TIMELINE_S, WINDOW_STEPS, Timeline, Window
 
@@ -41,6 +49,37 @@ def test_a_packed_window_is_the_window(gaps: list[int]) -> None:
     assert list(step_indices(plain.records)) == list(step_indices(packed.records)) == indices
     low, high = indices[len(indices) // 3], indices[-1] - 1
     assert packed.count_between(low, high) == sum(low <= i <= high for i in indices)
+
+
+@given(
+    st.lists(st.one_of(st.just(0), st.integers(0, 700)), max_size=60),
+    st.lists(st.integers(1, 9), max_size=30),
+    st.integers(1, 40),
+    st.slices(40),
+)
+@example([0] * 50, [40], 40, slice(3, -3))
+def test_packed_is_a_tuple(sizes: list[int], parts: list[int], most: int, where: slice) -> None:
+    """Of any sizes, however many come at a time and whatever part of it is asked for."""
+    spans = [Span("x" * min(256, size), float(i), size) for i, size in enumerate(sizes)]
+    found: Packed[Span] = Packed((), spans_codec)
+    rest = list(spans)
+    for number in [*parts, len(rest)]:
+        new, rest = rest[:number], rest[number:]
+        before, known = found, tuple(found)
+        found = found.followed_by(new, most)
+        assert tuple(before) == known
+        assert not found or found._skipped < found._chunks[0][0] & 0xF  # nothing is kept in vain
+    kept = tuple(spans[-most:])
+    assert (len(found), tuple(found), tuple(reversed(found))) == (len(kept), kept, kept[::-1])
+    assert tuple(found[where]) == kept[where]
+    assert tuple(reversed(found[where])) == kept[where][::-1]
+    assert tuple(found[where].followed_by(spans[:2], 99)) == (*kept[where], *spans[:2])
+    assert [found[i] for i in range(-len(kept), len(kept))] == [*kept, *kept]
+    assert found.first(3) == kept[:3]
+    assert found == kept
+    assert found == Packed(map(spans_codec.encode, kept), spans_codec)
+    with pytest.raises(IndexError):
+        found[len(kept)]
 
 
 def test_a_picture_does_not_change_when_more_comes() -> None:
