@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import nan
 from statistics import fmean, median
 
@@ -104,6 +105,25 @@ class Steps:
         )
 
 
+class _Fresh:
+    """The new steps of one rank, which are made objects as they are taken."""
+
+    __slots__ = ("_at", "_indices", "_records", "packed", "rank")
+
+    def __init__(self, rank: int, records: Sequence[StepRecord], indices: Sequence[int]) -> None:
+        self.rank = rank
+        self.packed = isinstance(records, Packed)
+        self._records = iter(records)
+        self._indices = indices
+        self._at = 0
+
+    def up_to(self, index: int) -> Iterable[tuple[int, StepRecord]]:
+        """Return the steps up to an index that were not returned yet, each with its own."""
+        first, self._at = self._at, bisect_right(self._indices, index)
+        found = islice(self._records, self._at - first)
+        return zip(self._indices[first : self._at], found, strict=True)
+
+
 class Track:
     """Collects the steps of one run, from its views or from its records; bounded.
 
@@ -148,17 +168,23 @@ class Track:
         moving = [known[rank.rank] for rank in there if rank.state not in _STILL]
         until = min(moving) if moving else max(known.values())
         # A few steps of all ranks at a time: whole windows of a large run as objects are megabytes.
+        fresh: list[_Fresh] = []
         new: set[int] = set()
-        for number, (_, indices) in windows.items():
-            new.update(indices[self._first_new(number, indices) :])
+        for rank in there:
+            window, indices = windows[rank.rank]
+            taken = max(self._taken.get(rank.rank, -1), self._settled)
+            first = bisect_right(indices, taken)
+            if first < len(indices):
+                fresh.append(_Fresh(rank.rank, window[first:], indices[first:]))
+                new.update(indices[first:])
         ready = sorted(index for index in new if index <= until)
         some = max(1, _AT_ONCE // len(windows))
         for end in ready[some - 1 :: some]:
-            self._add_windows(windows, end)
+            self._add_fresh(fresh, end)
             self.settle(end)
-        self._add_windows(windows, until)
+        self._add_fresh(fresh, until)
         self.settle(until)
-        self._add_windows(windows, max(known.values()), waiting=True)
+        self._add_fresh(fresh, max(known.values()), waiting=True)
         if len(self._pending) * len(windows) > _MOST_WAITING:
             self._settle_older_half()
 
@@ -243,29 +269,14 @@ class Track:
             if span.name in PAUSES:
                 self._pauses.add(span.step)
 
-    def _first_new(self, rank: int, indices: Sequence[int]) -> int:
-        """Return the place of the first step of a window that was not taken."""
-        return bisect_right(indices, max(self._taken.get(rank, -1), self._settled))
-
-    def _add_windows(
-        self,
-        windows: Mapping[int, tuple[Sequence[StepRecord], Sequence[int]]],
-        until: int,
-        *,
-        waiting: bool = False,
-    ) -> None:
-        """Take what is new in windows up to an index; of large runs as bytes if it has to wait."""
-        for rank, (window, indices) in windows.items():
-            first = self._first_new(rank, indices)
-            end = bisect_right(indices, until)
-            if first < end:
-                place = self._places[rank]
-                held: Iterable[StepRecord | bytes] = window[first:end]
-                if waiting and isinstance(window, Packed):
-                    held = map(records_codec.encode, window[first:end])
-                for index, record in zip(indices[first:end], held, strict=True):
-                    self._pending.setdefault(index, {})[place] = record
-                self._taken[rank] = max(self._taken.get(rank, -1), indices[end - 1])
+    def _add_fresh(self, fresh: Iterable[_Fresh], until: int, *, waiting: bool = False) -> None:
+        """Take what is new up to an index; of large runs as bytes if it has to wait."""
+        for one in fresh:
+            place = self._places[one.rank]
+            for index, record in one.up_to(until):
+                held = records_codec.encode(record) if waiting and one.packed else record
+                self._pending.setdefault(index, {})[place] = held
+                self._taken[one.rank] = index
 
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:
         place = self._places[rank]
