@@ -6,7 +6,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["ACTIONS", "VIEWS", "Action", "KeyNames", "label_of", "pretty"]
+__all__ = [
+    "ACTIONS",
+    "PLACES",
+    "VIEWS",
+    "Action",
+    "KeyNames",
+    "conflicts",
+    "has_key",
+    "label_of",
+    "pretty",
+]
 
 VIEWS = ("overview", "ranks", "gpus", "findings", "compare")
 """The views in the order of their digits."""
@@ -61,19 +71,15 @@ ACTIONS: Mapping[str, Action] = {
     "evidence": Action("enter", "evidence", "to the finding's evidence on the time axis", "enter"),
     "copy": Action("c", "copy", "copy the finding's first hint: buffer of tmux or clipboard"),
     "copy-markdown": Action("y", "copy_markdown", "copy what is shown as Markdown"),
-    "snooze": Action(
-        "x", "snooze", "finding aside for ten minutes, unless it gets worse; again: back"
-    ),
-    "verify": Action(
-        "v", "verify", "check a change: freeze the finding's window; again: let it go"
-    ),
+    "snooze": Action("x", "snooze", "finding aside for ten minutes, unless worse; again: back"),
+    "verify": Action("v", "verify", "freeze the finding's window to check a change; again: not"),
     "choose": Action("o", "choose", "choose what is compared, A and B"),
     "all": Action("a", "all", "equal settings too, or the differences alone"),
     "memory": Action("M", "memory", "memory of the rank: its process, CUDA, its tensors"),
     "tensors": Action("T", "tensors", "count its tensors too: holds the rank for 50 ms at most"),
     "profile": Action("p", "profile", "profile a few steps of the rank"),
     "knobs": Action("K", "knobs", "live knobs of the run, and the commands of every monitor"),
-    "apply": Action("a", "apply", "set what the finding's hint proposes in the running training"),
+    "apply": Action("a", "apply", "set what the finding's hint proposes, in this training"),
     "set": Action("enter", "set_knob", "type another value for the knob"),
     "confirm": Action("enter", "confirm", "do it"),
     "more": Action("plus,equals_sign", "count(1)", "one step more", "+"),
@@ -112,8 +118,59 @@ _PRETTY = {
     "pagedown": "pgdn",
 }
 
+_NAMES = {sign: name for name, sign in _PRETTY.items()}
+
+_MOVES = ("down", "up", "page-down", "page-up", "first", "last")
+_OF_FINDING = ("copy", "copy-markdown", "snooze", "verify", "apply", "stacks", "previous", "next")
+
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "lists": (*_MOVES, "open", "focus-next", "filter", "sort", "close", *_OF_FINDING),
+    "compare": (*_MOVES, "close", "choose", "all"),
+    "finding": (*_MOVES, "close", "evidence", *_OF_FINDING),
+    "memory": (*_MOVES, "close", "memory", "tensors", "copy-markdown"),
+    "profile": (
+        *(*_MOVES, "close", "profile", "confirm", "more", "fewer", "fetch", "copy-markdown"),
+    ),
+    "knobs": (*_MOVES, "close", "set", "confirm", "previous", "next"),
+    "output": (*_MOVES, "close", "search", "find", "find-back", "left", "right"),
+    "leaving": (*_MOVES, "close", "detach", "stop"),
+}
+"""Actions that work on the same screens; those in none of them work everywhere."""
+
 KeyNames = Mapping[str, str]
 """Keys that the person chose, by action: Textual's names, separated by commas."""
+
+
+def _key_set(keys: str) -> frozenset[str]:
+    """Return Textual's names of keys, `/` as `slash`."""
+    parts = [key.strip() for key in keys.split(",")]
+    return frozenset([_NAMES.get(key, key) for key in parts])
+
+
+def has_key(action: str, key: str, chosen: KeyNames) -> bool:
+    """Whether a key, by Textual's name, is one of an action's."""
+    return key in _key_set(chosen.get(action, ACTIONS[action].keys))
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two actions work on the same screen and are not made to share a key there."""
+    if _key_set(ACTIONS[one].keys) & _key_set(ACTIONS[other].keys):
+        return False  # the one on top hides the other, as it is meant to
+    places = [{place for place, names in PLACES.items() if name in names} for name in (one, other)]
+    return not places[0] or not places[1] or bool(places[0] & places[1])
+
+
+def conflicts(chosen: KeyNames) -> list[tuple[str, list[str]]]:
+    """Return each key that the person gave to an action and that another one has too, with both."""
+    keys = {name: _key_set(chosen.get(name, action.keys)) for name, action in ACTIONS.items()}
+    found: dict[str, list[str]] = {}
+    for name in chosen:
+        for key in sorted(keys[name]):
+            others = [o for o in ACTIONS if o != name and key in keys[o] and _meet(name, o)]
+            for item in (name, *others) if others else ():
+                if item not in found.setdefault(pretty(key), []):
+                    found[pretty(key)].append(item)
+    return list(found.items())
 
 
 def pretty(keys: str) -> str:
