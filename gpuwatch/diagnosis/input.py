@@ -146,7 +146,7 @@ def _model(aligned: Aligned, row: int) -> Model:
     runnable: float | None = None
     if rank.worker_means:
         means = rank.worker_means
-        found = [one.readings.get("cpu_percent") for one in means]
+        found = [one.mean("cpu_percent") for one in means]
         blocked: float | None = sum([one.blocked for one in means]) / len(means)
         runnable = sum([one.runnable for one in means]) / len(means)
     else:

@@ -647,7 +647,7 @@ def _worker_cores(model: Model) -> float:
         return fetching * (model.main_cpu_percent or 0.0) / 100.0
     if model.rank.worker_means:
         means = model.rank.worker_means
-        return sum(m.readings.get("cpu_percent", 0.0) for m in means) / 100.0
+        return sum([m.mean("cpu_percent") or 0.0 for m in means]) / 100.0
     shares = [value(w.readings.get("cpu_percent")) for w in model.rank.workers]
     return sum(share or 0.0 for share in shares) / 100.0
 

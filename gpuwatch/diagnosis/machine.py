@@ -34,7 +34,7 @@ def value(found: Reading | None) -> float | None:
 def reading(rank: RankView, name: str) -> float | None:
     """Return a reading of the rank's own process: its mean over six seconds, or the last one."""
     if rank.process_means is not None:
-        mean = rank.process_means.readings.get(name)
+        mean = rank.process_means.mean(name)
         if mean is not None:
             return mean
     return setting(rank, name)
@@ -75,7 +75,7 @@ def cpu_of(rank: RankView) -> float | None:
     """Return the CPU that a rank and its workers use, in cores; None where it is not known."""
     shares = [reading(rank, "cpu_percent")]
     if rank.worker_means:
-        shares += [means.readings.get("cpu_percent") for means in rank.worker_means]
+        shares += [means.mean("cpu_percent") for means in rank.worker_means]
     else:
         shares += [value(w.readings.get("cpu_percent")) for w in rank.workers]
     known = [share for share in shares if share is not None]

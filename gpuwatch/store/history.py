@@ -211,12 +211,13 @@ class ProcessMeans:
     Immutable; made when it is asked for: of thousands of processes few are looked at.
     """
 
-    __slots__ = ("_found", "_pid", "_readings", "_ticks")
+    __slots__ = ("_found", "_last", "_pid", "_readings", "_ticks")
 
     def __init__(self, ticks: tuple[_Tick, ...], pid: int) -> None:
         self._ticks = ticks
         self._pid = pid
         self._found: list[tuple[_Tick, int]] | None = None
+        self._last: tuple[str, float | None] | None = None
         self._readings: Mapping[str, float] | None = None
 
     def _places(self) -> list[tuple[_Tick, int]]:
@@ -245,13 +246,20 @@ class ProcessMeans:
 
     def mean(self, name: str) -> float | None:
         """Return one of the readings, None where it is not known: of thousands few are wanted."""
+        if self._last is not None and self._last[0] == name:
+            return self._last[1]
         column = _PLACES.get(name)
         if column is None:
             return None
         width = len(_AVERAGED)
         values = [tick.rows[at * width + column] for tick, at in self._places()]
-        known = [value for value in values if not isnan(value)]
-        return sum(known) / len(known) if known else None
+        total = sum(values)
+        if isnan(total):
+            values = [value for value in values if not isnan(value)]
+            total = sum(values)
+        mean = total / len(values) if values else None
+        self._last = name, mean
+        return mean
 
     @property
     def blocked(self) -> float:

@@ -95,3 +95,19 @@ def test_means_over_six_seconds_and_no_longer() -> None:
     assert means.process(8) is None
     means.add(tick(None), 12.0)
     assert means.host()["cpu_percent"] == pytest.approx(20.5, abs=0.1)
+
+
+def test_one_mean_is_that_of_all_readings() -> None:
+    means = Means()
+    for second in range(6):
+        # Of process 8 a reading is missing, and it is there later than the other.
+        more = {"p8": ("S", None if second == 4 else 10.0 * second)} if second > 1 else {}
+        means.add(tick(50.0, p7=("R", 20.0 + second), **more), float(second))
+    for pid, expected in ((7, 22.5), (8, 100.0 / 3)):
+        found = means.process(pid)
+        assert found is not None
+        for _ in range(2):
+            assert found.mean("cpu_percent") == pytest.approx(expected)
+            assert found.mean("cpu_percent") == found.readings["cpu_percent"]
+            assert found.mean("major_faults_per_s") is None
+            assert found.mean("no_such_reading") is None
