@@ -59,8 +59,8 @@ class RankView:
     long the device had nothing to do between two steps, mean over the window, None where that is
     not known; `device_dropped` counts steps whose device times were not taken.
 
-    `bye` are its last words, None while it lives and if it died without; `ended_s` is when it ended,
-    to a tenth of a second where it died without a word.
+    `bye` are its last words, None while it lives and if it died without; `ended_s` is when it
+    ended, to a tenth of a second where it died without a word.
 
     `commands` is what became of the last 64 commands, each status by itself, oldest first. Their
     times and those of steps and spans are by the rank's own wall clock, which is `ahead_s` seconds
