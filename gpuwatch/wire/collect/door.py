@@ -28,7 +28,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from gpuwatch.errors import FrameError
-from gpuwatch.frames import MAX_FRAME_BYTES, decode_command, encode
+from gpuwatch.frames import MAX_FRAME_BYTES, decode_command, encode, printable
 from gpuwatch.schema import WIRE_VERSION, NodeFrame
 from gpuwatch.wire.collect.gather import Gather, is_calm
 from gpuwatch.wire.collect.keys import JobKey
@@ -77,16 +77,11 @@ _LOOK_S = 0.1
 _COMPLAINTS = 50
 _DOMAIN = b"gpuwatch"
 _ZAP = "inproc://zeromq.zap.01"
-_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _REFUSED: dict[tuple[int, int], str] = {
     # libzmq gives no more with the event than why; which connection it was is said next.
     (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): WRONG_KEY,
     (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): KEYLESS,
-    (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400): WRONG_KEY,
 }
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | _FAILED
 
@@ -300,13 +295,16 @@ class Door:
                 return
             if len(parts) != 9:
                 continue
-            who, empty, version, request, domain, _, _, mechanism, key = parts
+            who, empty, version, request, domain, address, _, mechanism, key = parts
             known = (
                 (version, domain, mechanism) == (b"1.0", _DOMAIN, b"CURVE")
                 and len(key) == 32
                 and hmac.compare_digest(z85.encode(key), self._key.public)
             )
             status, text = (b"200", b"OK") if known else (b"400", b"unknown key")
+            if not known:
+                shown = printable(address.decode("utf-8", "replace"))[:64]
+                self._refusals.add(WRONG_KEY, shown, time.monotonic())
             with contextlib.suppress(zmq.ZMQError):
                 answer = [who, empty, b"1.0", request, status, text, b"", b""]
                 self._zap.send_multipart(answer, zmq.NOBLOCK)
