@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.events import Event, Key, MouseDown
+from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 
 from gpuwatch.store.session import Session
@@ -23,7 +24,8 @@ from gpuwatch.tui.binding import bind
 from gpuwatch.tui.config import Config, load_config
 from gpuwatch.tui.diagnoser import Diagnose
 from gpuwatch.tui.hangup import HUNG_UP, TerminalWatch, has_hung_up, terminal_descriptors
-from gpuwatch.tui.keymap import VIEWS, KeyNames, label_of
+from gpuwatch.tui.keymap import VIEWS, KeyNames, has_key, label_of
+from gpuwatch.tui.render.states import is_too_small
 from gpuwatch.tui.screens.base import FedScreen
 from gpuwatch.tui.screens.overview import Overview
 from gpuwatch.tui.terminal import has_few_colours, needs_ascii
@@ -44,6 +46,9 @@ __all__ = ["GpuwatchApp"]
 
 _TOLD_S = 4.0
 """How long the footer says what a key did."""
+
+_PROBLEM_S = 15.0
+"""So long it says what is wrong with the settings; log and help keep it."""
 
 _HELD_S = 10.0
 """A hint that was copied stays as it is for so long, the footer's word about it included."""
@@ -160,7 +165,6 @@ class GpuwatchApp(App[None]):
             diagnose,
             hz=hz,
             run=run,
-            notices=self._config.problems,
             recordings=recordings,
             job=job,
         )
@@ -187,6 +191,12 @@ class GpuwatchApp(App[None]):
         self._use(wanted)
 
     def _use(self, name: str) -> None:
+        if self.no_color:
+            # Of the terminal's own colours nothing is left but the default. Textual (8.2.8) has
+            # made up its mind before there is a theme, for greys, which are colours too.
+            name = "ansi"
+            kept = [NoColor() if isinstance(item, Monochrome) else item for item in self._filters]
+            self._filters = kept
         use_theme(name)
         theme = textual_theme(name)
         self.register_theme(theme)
@@ -203,6 +213,11 @@ class GpuwatchApp(App[None]):
         return self._config.keys
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the settings, a sentence each."""
+        return self._config.problems
+
+    @property
     def told(self) -> tuple[str, str] | None:
         """What the footer has to say now, with its style; None for the keys."""
         return self._told
@@ -216,6 +231,10 @@ class GpuwatchApp(App[None]):
         self._catch_signals()
         self._watch_terminal()
         self.app_resume_signal.subscribe(self, self._resumed)
+        if self.problems:
+            more = len(self.problems) - 1
+            rest = f"   {label_of('events', self.key_names)} shows {more} more" if more else ""
+            self.tell(f"{self.problems[0]}{rest}", "warning", _PROBLEM_S)
         self.refresh_scene()
         if self._hz > 0:
             self.set_interval(1.0 / self._hz, self.refresh_scene)
@@ -333,6 +352,11 @@ class GpuwatchApp(App[None]):
             self._forget_told()
         if isinstance(event, Key) and not event.is_forwarded and event.key != "ctrl+c":
             screen = self.screen
+            if is_too_small(*self.size):
+                # Nothing is opened and nothing typed that cannot be seen.
+                if has_key("quit", event.key, self.key_names):
+                    self.action_leave()
+                return
             line = screen.line() if isinstance(screen, FedScreen) else None
             if line is not None and line is not self.focused:
                 line.post_message(event)
@@ -750,6 +774,9 @@ class GpuwatchApp(App[None]):
 
     def action_theme(self, name: str) -> None:
         """Use a theme from now on."""
+        if self.no_color:
+            self.tell("NO_COLOR is set: every theme is without colours", "warning")
+            return
         self._use(name)
         for screen in self.screen_stack:
             for pane in screen.query("LinePane, ListPane"):

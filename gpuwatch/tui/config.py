@@ -5,6 +5,7 @@
 
     [keys]
     pause = "P"            # names as in the help; several: "P, space"
+    view-1 = "0"           # digits are keys too
 
 A setting that cannot be used costs one sentence on the screen and nothing else.
 """
@@ -17,14 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuwatch.tui.keymap import ACTIONS, KeyNames
+from gpuwatch.tui.keymap import ACTIONS, KeyNames, conflicts
 
 __all__ = ["THEMES", "Config", "config_path", "load_config", "read_config"]
 
 THEMES = ("dark", "light", "contrast", "ansi")
 
-_KEY = re.compile(r"(?:(?:ctrl|shift|alt|super|meta)\+)*(?:[a-z][a-z0-9_]*|[A-Z])|[^\s,\w]")
-"""A key by Textual's name (`ctrl+f`, `pageup`), a letter, or a sign as it is printed."""
+_KEY = re.compile(r"(?:(?:ctrl|shift|alt|super|meta)\+)*(?:[a-z][a-z0-9_]*|[A-Z0-9])|[^\s,\w]")
+"""A key by Textual's name (`ctrl+f`, `pageup`), a letter, a digit, or a sign as it is printed."""
 
 _MOST_BYTES = 65_536
 
@@ -107,4 +108,8 @@ def _keys(table: Mapping[str, object], name: str, problems: list[str]) -> dict[s
             problems.append(f"{name}: keys.{action} = {value!r} is no key")
             continue
         chosen[action] = ",".join(parts)
+    problems += [
+        f"{name}: {key} is the key of {' and of '.join(actions)}: give each its own"
+        for key, actions in conflicts(chosen)
+    ]
     return chosen

@@ -114,11 +114,11 @@ def test_ranks_findings_and_devices_are_filtered() -> None:
 
 
 def test_settings_are_read() -> None:
-    text = 'theme = "light"\nascii = true\n[keys]\npause = "p, space"\nfilter = "/"\n'
+    text = 'theme = "light"\nascii = true\n[keys]\npause = "P, space"\nfilter = "/"\n'
     config = read_config(text)
-    assert config == Config("light", True, {"pause": "p,space", "filter": "/"})
-    assert label_of("pause", config.keys) == "p"
-    assert ("p space", ACTIONS["pause"].words) in help_entries(["pause"], config.keys)
+    assert config == Config("light", True, {"pause": "P,space", "filter": "/"})
+    assert label_of("pause", config.keys) == "P"
+    assert ("P space", ACTIONS["pause"].words) in help_entries(["pause"], config.keys)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from gpuwatch.tui.render.order import steady_order
 from gpuwatch.tui.render.ranks import columns_for, header_row, rank_flags, rank_row
 from gpuwatch.tui.render.sensors import host_row, node_heading, node_lines
 from gpuwatch.tui.render.spark import bucket_max, heat_levels, spark_rows
-from gpuwatch.tui.render.states import idle_lines, too_small_line
+from gpuwatch.tui.render.states import idle_lines, too_small_lines
 from gpuwatch.tui.render.steps import legend, step_lines
 from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, spread, width_of
 from gpuwatch.tui.render.timeline import event_lines, timeline_lines, timeline_row
@@ -641,7 +641,7 @@ def test_every_picture_has_the_width_and_only_known_styles(name: str, width: int
         *idle_lines(scene, width),
         *help_lines(width),
         footer_line([("q", "quit", "quit")] * 30, width, 1),
-        too_small_line(width, 3),
+        *too_small_lines(width, 3),
     ]
     for line in lines:
         assert width_of(line) == width, text_of(line)

@@ -128,6 +128,54 @@ def test_paints_and_q_restores_the_terminal(
     terminal.assert_restored()
 
 
+SGR = re.compile(rb"\x1b\[([\d;]*)m")
+
+
+def colours(raw: bytes) -> set[str]:
+    """Return the SGR codes in what was sent that ask for another colour than the default one."""
+    found: set[str] = set()
+    for codes in SGR.findall(raw):
+        numbers = [int(code or 0) for code in codes.split(b";")]
+        if any(30 <= n <= 38 or 40 <= n <= 48 or 90 <= n <= 107 for n in numbers):
+            found.add(codes.decode())
+    return found
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {}], ids=["NO_COLOR", "colour"])
+@pytest.mark.parametrize("theme", ["", "light"])
+def test_no_color_sends_no_colour(
+    terminals: list[Terminal], tmp_path: Path, environment: dict[str, str], theme: str
+) -> None:
+    folder = tmp_path / "gpuwatch"
+    folder.mkdir()
+    if theme:
+        (folder / "config.toml").write_text(f"theme = '{theme}'\n")
+    environment = {**environment, "XDG_CONFIG_HOME": str(tmp_path)}
+    terminal = Terminal(80, 24, "cluster", **environment)
+    terminals.append(terminal)
+    terminal.wait_for("too few loader workers")
+    for key, words in (
+        *((b"2", "slowest own time"), (b"j", "▌"), (b"h", "32 ranks"), (b"4", "Findings")),
+        *((b"\r", "WHY"), (b"?", "Keys here"), (b"\x1b", "WHY"), (b":", "Commands")),
+    ):
+        terminal.press(key)
+        terminal.wait_for(words)
+    terminal.press(b"theme contrast\r")
+    terminal.read(0.5)
+    terminal.press(b"1")
+    terminal.wait_for("Where a step goes")
+    # Numbers move meanwhile: the changed cells alone are sent.
+    terminal.read(2.0)
+    terminal.press(b"q")
+    terminal.wait_exit()
+    assert (colours(terminal.raw) == set()) is ("NO_COLOR" in environment)
+    if "NO_COLOR" in environment:
+        # What colour would say is said otherwise.
+        assert {"1", "2"} <= {
+            code for codes in SGR.findall(terminal.raw) for code in codes.decode().split(";")
+        }
+
+
 def test_q_does_not_wait_for_a_hanging_diagnosis(terminals: list[Terminal]) -> None:
     terminal = Terminal(80, 24, "hang")
     terminals.append(terminal)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpuwatch.schema import PHASES
 from gpuwatch.tui.render.bars import PHASE_GLYPHS, PHASE_WORDS
-from gpuwatch.tui.render.text import Line, cells, fit, heading, pad, width_of, wrap
+from gpuwatch.tui.render.text import Line, cells, fit, hanging, heading, pad, width_of, wrap
 
 __all__ = ["Key", "footer_line", "footer_spans", "help_lines"]
 
@@ -102,10 +102,21 @@ def footer_spans(keys: Sequence[Key], width: int, view: int = 0) -> list[tuple[i
 
 
 def help_lines(
-    width: int, here: Sequence[tuple[str, str]] = (), everywhere: Sequence[tuple[str, str]] = ()
+    width: int,
+    here: Sequence[tuple[str, str]] = (),
+    everywhere: Sequence[tuple[str, str]] = (),
+    problems: Sequence[str] = (),
 ) -> list[Line]:
-    """Return the page of help: the keys of the view it was opened on, then those of all views."""
+    """Return the page of help: the keys of the view it was opened on, then those of all views.
+
+    `problems` are what is wrong with the person's own keys and other settings.
+    """
     lines: list[Line] = []
+    if problems:
+        lines.append(heading("Settings", width))
+        for text in problems:
+            lines += hanging([(" ▲ ", "warning")], text, "text", width)
+        lines.append(fit([("", "text")], width))
     for title, entries in (("Keys here", here), ("Keys everywhere", everywhere), *_GUIDE):
         if not entries:
             continue

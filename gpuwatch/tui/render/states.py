@@ -1,9 +1,9 @@
 """What stands on the screen when there is no run to draw, or no room to draw it."""
 
-from gpuwatch.tui.render.text import Line, fit, hanging
+from gpuwatch.tui.render.text import Line, fit, hanging, wrap
 from gpuwatch.tui.scene import Scene
 
-__all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "idle_lines", "too_small_line"]
+__all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "idle_lines", "is_too_small", "too_small_lines"]
 
 LEAST_WIDTH = 60
 LEAST_HEIGHT = 12
@@ -16,11 +16,26 @@ TRY = (
 """The commands that get a person from nothing to a picture, exactly as they are typed."""
 
 
-def too_small_line(width: int, height: int) -> Line:
-    """Return the notice for a terminal that is too small to draw in."""
-    return fit(
-        [(f"gpuwatch: {width}x{height} is too small, needs 80x24. q quits", "warning")], width
-    )
+def is_too_small(width: int, height: int) -> bool:
+    """Whether a terminal has too little room to draw in."""
+    return width < LEAST_WIDTH or height < LEAST_HEIGHT
+
+
+def too_small_lines(width: int, height: int) -> list[Line]:
+    """Return the notice for a terminal that is too small to draw in: as much of it as fits."""
+    least = f"{LEAST_WIDTH}x{LEAST_HEIGHT}"
+    rows: list[str] = []
+    for text in (
+        f"gpuwatch: {width}x{height} is too small, it needs {least}. q quits",
+        f"gpuwatch needs {least}. q quits",
+        f"needs {least}, q quits",
+        f"needs {least}",
+        least,
+    ):
+        rows = wrap(text, width)
+        if len(rows) <= height and " ".join(rows).split() == text.split():
+            break
+    return [fit([(row, "warning")], width) for row in rows[:height]]
 
 
 def idle_lines(scene: Scene, width: int) -> list[Line]:

@@ -170,10 +170,13 @@ def event_lines(scene: Scene, width: int, height: int, *, compact: bool = False)
     return lines[:height]
 
 
-def event_page(scene: Scene, width: int) -> list[Line]:
-    """Return all notices and events, newest first, each on its own, whole and with its day."""
+def event_page(scene: Scene, width: int, problems: Sequence[str] = ()) -> list[Line]:
+    """Return all notices and events, newest first, each on its own, whole and with its day.
+
+    `problems` are sentences about the monitor's own settings.
+    """
     lines = [heading("Events", width)]
-    for text in _notices(scene):
+    for text in (*problems, *_notices(scene)):
         lines += hanging([(" ▲ ", "warning")], text, "text", width)
     for item in _events(scene):
         lines += _event_lines(item, width, whole=True)

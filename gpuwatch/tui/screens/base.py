@@ -17,7 +17,7 @@ from gpuwatch.tui.keymap import ACTIONS, VIEWS, label_of
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.header import header_line, verdict_line
 from gpuwatch.tui.render.keys import Key, footer_line, footer_spans
-from gpuwatch.tui.render.states import LEAST_HEIGHT, LEAST_WIDTH, too_small_line
+from gpuwatch.tui.render.states import is_too_small, too_small_lines
 from gpuwatch.tui.render.text import Line, hanging
 from gpuwatch.tui.scene import Scene
 from gpuwatch.tui.watcher import SORTS
@@ -133,12 +133,14 @@ class FedScreen(Screen[None]):
         if not width or not height:
             return
         with self.app.batch_update():
-            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+            if is_too_small(width, height):
                 self._footer_at = None
                 for pane in (*self.bodies().values(), self._footer):
                     place(pane, None)
-                place(self._header, Rect(0, 0, width, 1))
-                self._header.show([too_small_line(width, height)])
+                if self._prompt is not None:
+                    place(self._prompt, None)
+                place(self._header, Rect(0, 0, width, height))
+                self._header.show(too_small_lines(width, height))
                 return
             place(self._header, Rect(0, 0, width, self.HEADER))
             top = [header_line(scene, width), verdict_line(scene, width)]
@@ -164,6 +166,8 @@ class FedScreen(Screen[None]):
             return
         width, height = self.app.size
         told = self.gpuwatch.told
+        if is_too_small(width, height):
+            return
         if told is not None:
             # All of it, over the lines above where it is long: the next key takes it away.
             lines = hanging([(" ", told[1])], told[0], told[1], width)[: height - self.HEADER]
@@ -203,7 +207,8 @@ class FedScreen(Screen[None]):
         """Lay out anew for another size; Textual tells the first one several times."""
         if self._scene is not None and self.app.size != self._laid_out:
             self.feed(self._scene)
-            if self._prompt is not None and self._prompt.display:
+            small = is_too_small(*self.app.size)
+            if self._prompt is not None and self._prompt.typing and not small:
                 place(self._prompt, Rect(0, self.app.size.height - 1, self.app.size.width, 1))
 
     async def on_line_pane_clicked(self, message: LinePane.Clicked) -> None:

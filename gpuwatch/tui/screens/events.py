@@ -23,4 +23,4 @@ class EventsScreen(ReadingScreen):
 
     def page(self, scene: Scene, width: int) -> list[Line]:
         """Return all that is kept."""
-        return event_page(scene, width)
+        return event_page(scene, width, self.gpuwatch.problems)

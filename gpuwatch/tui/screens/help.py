@@ -51,4 +51,9 @@ class HelpScreen(ReadingScreen):
         taken = {keys_of(name, chosen) for name in self._here}
         names = EVERYWHERE if self.gpuwatch.job is None else (*EVERYWHERE, *OF_A_JOB)
         everywhere = [name for name in names if keys_of(name, chosen) not in taken]
-        return help_lines(width, help_entries(self._here, chosen), help_entries(everywhere, chosen))
+        return help_lines(
+            width,
+            help_entries(self._here, chosen),
+            help_entries(everywhere, chosen),
+            self.gpuwatch.problems,
+        )
