@@ -65,11 +65,19 @@ def agent(detach: bool, idle_s: float, stdio: bool, listen: str | None, key: str
             raise click.UsageError("--stdio stays with its pipe: leave --detach out")
         _carry()
         return
+    from gpuwatch.commands.room import no_room, why_unwritable
+    from gpuwatch.errors import AgentError
     from gpuwatch.wire.publish import run_directory
 
     directory = run_directory().absolute()  # in the background it leaves the one it starts in
     if detach:
+        # Here there is somebody to tell: the log is in that very directory.
+        why_not = no_room(directory)
+        if why_not:
+            raise AgentError(why_not)
         _detach(str(directory / "agent.log"))
+    import zmq
+
     from gpuwatch.commands.session import SAMPLER_ARGV
     from gpuwatch.wire.collect import Agent, AgentRunningError
 
@@ -79,6 +87,8 @@ def agent(detach: bool, idle_s: float, stdio: bool, listen: str | None, key: str
         if detach:
             return
         raise click.ClickException(str(exc)) from None
+    except (OSError, zmq.ZMQError) as exc:
+        raise AgentError(why_unwritable(directory, exc.errno or 0)) from None
     if detach:
         with contextlib.suppress(OSError):
             os.ftruncate(2, 0)  # ours now: what an agent before this one said is old

@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -41,12 +42,13 @@ class _Group(click.Group):
         try:
             return super().main(*args, **kwargs)
         except OSError as exc:
-            # What is wrong with a file has its name in it; with a stream there is none.
+            # What is wrong with a file has its name in it; with one that is open there is none.
             if exc.errno not in _UNWRITABLE or exc.filename is not None:
                 raise
+            what = "the output" if _is_output(exc) else "a file"
             _lose_output()
             with contextlib.suppress(OSError):
-                click.echo(f"gpuwatch: the output cannot be written: {exc.strerror}", err=True)
+                click.echo(f"gpuwatch: {what} cannot be written: {exc.strerror}", err=True)
             sys.exit(3)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -79,6 +81,12 @@ class _Group(click.Group):
             # The reader (head, less) has had enough: that is no error of ours.
             sys.stderr.close()
             ctx.exit(0)
+
+
+def _is_output(exc: OSError) -> bool:
+    """Whether it was raised by what prints, and not by what writes a file."""
+    frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")).startswith("click.")
 
 
 def _lose_output() -> None:

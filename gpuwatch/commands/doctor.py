@@ -249,24 +249,20 @@ def training_checks() -> list[Check]:
 
 def environment_checks() -> list[Check]:
     """Return what gpuwatch itself needs of this machine."""
+    from gpuwatch.commands.room import no_room
     from gpuwatch.errors import GpuwatchError
     from gpuwatch.wire.publish import run_directory
 
-    checks = []
+    name, about = "run directory", "where ranks announce themselves"
     try:
-        directory = str(run_directory())
-        checks.append(
-            Check(
-                "gpuwatch", "", "run directory", "where ranks announce themselves", "ok", directory
-            )
-        )
+        directory = run_directory()
+        reason, _, remedy = no_room(directory).partition(": ")
     except (GpuwatchError, OSError) as exc:
-        checks.append(
-            Check(
-                "gpuwatch", "", "run directory", "where ranks announce themselves", "error",
-                reason=str(exc), remedy="set GPUWATCH_DIR to a directory of your own",
-            )
-        )  # fmt: skip
+        reason, remedy = str(exc), "set GPUWATCH_DIR to a directory of your own"
+    if reason:
+        checks = [Check("gpuwatch", "", name, about, "error", reason=reason, remedy=remedy)]
+    else:
+        checks = [Check("gpuwatch", "", name, about, "ok", str(directory))]
     url = os.environ.get("GPUWATCH_DCGM_URL", "")
     if url:
         checks.append(Check("gpuwatch", "", "dcgm-exporter", "GPUWATCH_DCGM_URL", "ok", url))

@@ -1,0 +1,154 @@
+"""A run directory without room: each command names the cause and the place, and what to do."""
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import support
+
+from gpuwatch.commands import room
+from gpuwatch.commands.doctor import environment_checks
+from gpuwatch.commands.room import no_room, why_unwritable
+from gpuwatch.wire.collect import make_key
+from gpuwatch.wire.publish import write_atomic
+
+
+def said_of(directory: Path) -> str:
+    return f"no space left in {directory}: remove something there (df {directory} says"
+
+
+@pytest.fixture
+def full() -> Iterator[Path]:
+    """A run directory on a file system of 32 kB that is full; nobody was there before."""
+    if os.geteuid() or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system takes root")
+    with support.run_directory() as directory:
+        options = ["-t", "tmpfs", "-o", "size=32k,mode=700", "gpuwatch", str(directory)]
+        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
+        try:
+            with contextlib.suppress(OSError), (directory / "full").open("wb", 0) as file:
+                while file.write(bytes(512)):
+                    pass
+            yield directory
+        finally:
+            subprocess.run(["umount", "--lazy", str(directory)], check=False)
+
+
+def gpuwatch(directory: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*support.GPUWATCH, *argv],
+        env=support.environment(directory),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_command_says_that_there_is_no_space_and_where(full: Path, tmp_path: Path) -> None:
+    for argv in (
+        ["status"],
+        ["diagnose"],
+        ["agent"],
+        ["agent", "--detach"],
+        ["attach", "--json", "local"],
+    ):
+        done = gpuwatch(full, *argv)
+        assert (done.returncode, done.stdout) == (3, ""), argv
+        assert said_of(full) in done.stderr, argv
+        assert "set GPUWATCH_DIR to another directory" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert "gpuwatch: gpuwatch" not in done.stderr
+    # What it tried leaves nothing behind.
+    assert not [path.name for path in full.iterdir() if path.name.startswith(".")]
+
+    key, log = str(tmp_path / "key"), tmp_path / "log"
+    make_key(key)
+    argv = [*support.GPUWATCH, "agent", "--listen", "127.0.0.1:0", "--key", key]
+    with support.process(argv, support.environment(full), output=log):
+        support.wait_until(lambda: said_of(full) in support.text_of(log), 20, "a line")
+        assert support.text_of(log).count(said_of(full)) == 1
+        # There is room again: all is well without a word of ours.
+        (full / "full").unlink()
+        support.wait_until(lambda: support.agent_presence(full) is not None, 20, "a node process")
+    assert gpuwatch(full, "status").returncode == 0
+
+
+def test_it_is_seen_before_anything_is_written(
+    rundir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert no_room(rundir) == ""
+    assert not list(rundir.iterdir())
+
+    outcome = [0]
+
+    def write(_number: int, _data: bytes) -> int:
+        if outcome[0] < 0:
+            raise OSError(-outcome[0], os.strerror(-outcome[0]))
+        return outcome[0]
+
+    monkeypatch.setattr(room.os, "write", write)
+    for outcome[0], begin in (
+        (-errno.ENOSPC, said_of(rundir)),
+        (100, said_of(rundir)),  # the last page of a file system
+        (-errno.EDQUOT, f"your quota is used up in {rundir}: remove something"),
+        (-errno.EROFS, f"nothing can be written in {rundir} (Read-only file system): set "),
+    ):
+        assert no_room(rundir).startswith(begin)
+        assert "set GPUWATCH_DIR to another directory, for the training as well" in no_room(rundir)
+        (check,) = [c for c in environment_checks() if c.metric == "run directory"]
+        assert check.state == "error"
+        assert f"{check.reason}: {check.remedy}" == no_room(rundir)
+        assert not list(rundir.iterdir())
+
+
+def test_a_file_system_without_inodes_is_told_apart(
+    rundir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found:
+        f_files = 100
+        f_favail = 0
+
+    monkeypatch.setattr(room.os, "statvfs", lambda _: Found)
+    assert why_unwritable(rundir, errno.ENOSPC).startswith(
+        f"no inodes left in {rundir}: remove something there (df -i {rundir} says"
+    )
+
+
+def test_a_file_that_cannot_be_written_leaves_no_half_of_it(
+    rundir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_number: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomic(rundir / "agent.json", b"x")
+    assert not list(rundir.iterdir())
+
+
+def test_a_file_that_is_full_is_not_called_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuwatch.commands import doctor
+    from gpuwatch.commands.cli import cli
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(doctor, "ask_sampler", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor"], prog_name="gpuwatch")
+    assert ended.value.code == 3
+    assert (
+        capsys.readouterr().err == "gpuwatch: a file cannot be written: No space left on device\n"
+    )
