@@ -2,7 +2,8 @@
 # usage: nodes.sh NODE NODE...
 #
 # Start one run on several machines over ssh, in a tmux session on each, and watch all of it.
-# The machines have the same directory, and torchrun and gpuwatch on the PATH of a login shell.
+# The machines have the same directory, and bash, whose login shell has torchrun and gpuwatch on its
+# PATH; here gpuwatch is on yours.
 set -euo pipefail
 
 (($#)) || { echo "usage: nodes.sh NODE NODE..." >&2; exit 2; }
@@ -16,5 +17,6 @@ for node in "$@"; do
   ssh "$node" "tmux new-session -d -s $run bash -lc $command"
   targets+=("ssh://$node")
 done
-# Leaving the screen leaves the training alone; so does a laptop that is closed.
-exec gpuwatch attach "${targets[@]}"
+# Leaving the screen leaves the training alone; so does a laptop that is closed. ssh runs a command
+# without a login shell, whose PATH may be shorter: this one asks for it.
+exec gpuwatch attach --remote-command "bash -lc 'exec gpuwatch \"\$@\"' gpuwatch" "${targets[@]}"

@@ -12,6 +12,8 @@ import click
 import pytest
 
 from gpuwatch.commands.cli import cli
+from gpuwatch.commands.remote import parse_target
+from gpuwatch.wire.collect import PipeTarget
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -214,7 +216,23 @@ def test_machines_with_ssh_are_started_as_one_run(tmp_path: Path) -> None:
         assert re.match(rf"ssh {name}: run-id=train-\d{{4}}-\d{{4}}\|gpuwatch\|run\|--\|", line)
         assert "|torchrun|--nnodes=2|--nproc-per-node=4|" in line
         assert "|--rdzv-endpoint=n1:29500|train.py|" in line
-    assert watched == "run-id=|gpuwatch|attach|ssh://n1|ssh://n2|"
+    begin, program, end = watched.rpartition("|ssh://n1|")[0].partition("--remote-command|")
+    assert (begin, program) == ("run-id=|gpuwatch|attach|", "--remote-command|")
+    assert watched == f"{begin}--remote-command|{end}|ssh://n1|ssh://n2|"
+
+    # As ssh does it: with the PATH of a shell that is no login shell, gpuwatch not on it.
+    (tmp_path / "log").unlink()
+    target = parse_target("ssh://n1", end)
+    assert isinstance(target, PipeTarget)
+    done = subprocess.run(
+        ["sh", "-c", target.argv[-1]],
+        env={"PATH": os.defpath, "HOME": str(tmp_path), "LOG": str(tmp_path / "log")},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "log").read_text() == "run-id=|gpuwatch|agent|--stdio|\n"
 
 
 def test_tmux_holds_a_training_and_its_monitor(tmp_path: Path) -> None:
