@@ -5,7 +5,6 @@ import errno
 import importlib
 import os
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -85,8 +84,11 @@ class _Group(click.Group):
 
 def _is_output(exc: OSError) -> bool:
     """Whether it was raised by what prints, and not by what writes a file."""
-    frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")).startswith("click.")
+    where = exc.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    name = where.tb_frame.f_globals.get("__name__", "") if where is not None else ""
+    return str(name).startswith("click.")
 
 
 def _lose_output() -> None:
