@@ -6,6 +6,9 @@ import click
 
 __all__ = ["replay"]
 
+_LARGE_BYTES = 1_000_000
+"""A trace of JSON lines takes about a second for ten of these to be read."""
+
 
 @click.command()
 @click.argument("file", type=click.Path())
@@ -42,6 +45,9 @@ def replay(
     (A) with the first of them (B), and o there chooses among them all. Without a terminal the
     picture at the end, or at STEP, is printed as text.
     """
+    if os.path.isfile(file) and os.path.getsize(file) >= _LARGE_BYTES:
+        # Before anything is loaded, so that nobody looks at an empty terminal and wonders.
+        click.echo(f"gpuwatch: reading {file}, {os.path.getsize(file) / 1e6:,.0f} MB ...", err=True)
     from gpuwatch.commands.judge import Judge
     from gpuwatch.commands.monitor import can_draw, watch_screen
     from gpuwatch.commands.recorded import narrate

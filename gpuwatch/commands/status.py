@@ -1,6 +1,7 @@
 """`gpuwatch status`: one picture, as text or JSON."""
 
 import json
+import shutil
 
 import click
 
@@ -33,7 +34,7 @@ def show_status(targets: Targets, *, as_json: bool, peak_tflops: float | None = 
             document["recording"] = recording_document(recorded)
         click.echo(json.dumps(document, allow_nan=False))
     else:
-        lines = status_lines(picture.without_troubles())
+        lines = status_lines(picture.without_troubles(), shutil.get_terminal_size().columns)
         if recorded is not None and not picture.view.runs:
             lines[0] = f"no run in {recorded.path}"
         elif targets.elsewhere and not picture.view.runs:

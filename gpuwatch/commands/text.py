@@ -19,11 +19,15 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.0%}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[i]) for row in lines) for i in range(len(lines[0]))]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
     """Return lines with the columns right-aligned, the first one left-aligned."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    widths = _widths([head, *rows])
     return [
-        "  ".join(
+        gap.join(
             cell.ljust(width) if i == 0 else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
@@ -84,8 +88,37 @@ _RANK_HEAD = [
 ]
 
 
-def status_lines(view: View) -> list[str]:
-    """Return one picture of everything: runs with their ranks, then hosts and GPUs."""
+_SPARE = ("lost", "other", "data %", "opt", "comm", "bwd", "fwd")
+"""Columns that go, one after the other, where all of them are too wide; `--json` has them all."""
+
+
+def _rank_table(run: RunView, width: int) -> list[str]:
+    """Return the table of ranks in at most `width` characters, as many columns as fit."""
+    lines = [_RANK_HEAD, *(_rank_row(rank) for rank in run.ranks)]
+    kept = list(range(len(_RANK_HEAD)))
+    if not any(rank.lost for rank in run.ranks):
+        kept.remove(_RANK_HEAD.index("lost"))
+    spare = [_RANK_HEAD.index(name) for name in _SPARE]
+    widths = _widths(lines)
+
+    def wide(gap: int) -> int:
+        return sum(widths[i] for i in kept) + gap * (len(kept) - 1)
+
+    for column in spare:
+        if wide(1) <= width:
+            break
+        if column in kept:
+            kept.remove(column)
+    gap = "  " if wide(2) <= width else " "
+    head, *rows = [[row[i] for i in kept] for row in lines]
+    return _table(head, rows, gap)
+
+
+def status_lines(view: View, width: int = 80) -> list[str]:
+    """Return one picture of everything: runs with their ranks, then hosts and GPUs.
+
+    Tables are at most `width` characters wide.
+    """
     lines: list[str] = []
     for run in view.runs:
         simulated = "  SIMULATED" if run.simulated else ""
@@ -93,7 +126,7 @@ def status_lines(view: View) -> list[str]:
             f"run {run.run}  {run.name}  {run.state}  {len(run.ranks)} of {run.world_size} ranks  "
             f"{run.steps:,} steps{simulated}"
         )
-        lines += [f"  {line}" for line in _table(_RANK_HEAD, [_rank_row(r) for r in run.ranks])]
+        lines += [f"  {line}" for line in _rank_table(run, width - 2)]
         lines += [
             f"  rank {r.rank}: {r.state}, {r.state_reason}" for r in run.ranks if r.state_reason
         ]

@@ -179,7 +179,7 @@ def test_a_cell_of_the_sparkline_is_a_second(seconds: int) -> None:
     scene = cluster_scene()
     first = rank.timeline[0].second_s
     for row in (True, False):
-        line = timeline_row(rank, 80) if row else timeline_lines(rank, scene, 80, 2)[1]
+        line = timeline_row(rank, scene, 80) if row else timeline_lines(rank, scene, 80, 2)[1]
         drawn = [x for x, char in enumerate(text_of(line)) if char in "▁▂▃▄▅▆▇█"]
         found = [second_under(rank, 80, x, row=row) for x in range(80)]
         assert [x for x, at_s in enumerate(found) if at_s is not None] == drawn

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import traces
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import set_cell_size
@@ -15,21 +17,38 @@ from rich.segment import Segment
 from textual.events import MouseDown
 from textual.pilot import Pilot
 
+import gpuwatch.tui
 from gpuwatch.commands.card import card_lines
+from gpuwatch.commands.replay import replay
+from gpuwatch.commands.text import status_lines
 from gpuwatch.schema import Knob, Logged, Reply
 from gpuwatch.store.views import Event, View
 from gpuwatch.tui import GpuwatchApp
 from gpuwatch.tui.answers import read_memory
 from gpuwatch.tui.changes import knob_rows, limits_text
+from gpuwatch.tui.render.glyphs import to_ascii
 from gpuwatch.tui.render.knobs import LogEntry, knob_lines, log_lines
 from gpuwatch.tui.render.memory import memory_lines
 from gpuwatch.tui.render.output import match_cells, output_line, report_lines
 from gpuwatch.tui.render.stacks import stack_lines
 from gpuwatch.tui.render.text import Line, cells, hanging, middle, width_of, wrap
-from tests.tui.fakes import KNOBS, NOW_S, rank_view, run_view, two_ranks, view, with_hello
+from gpuwatch.tui.render.timeline import timeline_row
+from tests.tui.fakes import (
+    KNOBS,
+    NOW_S,
+    PHASES_MS,
+    few_workers,
+    found,
+    rank_view,
+    run_view,
+    two_ranks,
+    view,
+    with_hello,
+)
 from tests.tui.snapshots import text_of
 from tests.tui.test_app import drive, press, screen_text
 from tests.tui.test_output import FakeJob
+from tests.tui.test_pictures import scene_of
 
 SMALL = (80, 24)
 
@@ -136,13 +155,13 @@ def test_long_lines_of_output_are_read_to_their_end() -> None:
             seen |= set(re.findall(r"w\d{3}", text))
         assert seen == {f"w{i:03}" for i in range(60)}
         # The end of the longest line is the end of the way, and it is not marked as cut.
-        assert rows[3].rstrip().endswith("w059")
-        assert rows[3].startswith("…")
+        assert rows[4].rstrip().endswith("w059")
+        assert rows[4].startswith("…")
         assert await press(pilot, "right") == text
         for _ in range(9):
             text = await press(pilot, "left")
-        assert text.splitlines()[2].startswith(" short")
-        assert text.splitlines()[3].startswith(" w000")
+        assert text.splitlines()[3].startswith(" short")
+        assert text.splitlines()[4].startswith(" w000")
 
     drive(two_ranks(), script, size=SMALL, job=job)
 
@@ -408,3 +427,87 @@ def test_where_files_were_written_is_read_whole(
         assert str(picture) in "".join(row.strip() for row in text.splitlines())
 
     drive(two_ranks(), script, size=SMALL)
+
+
+# What else must be said
+
+
+@pytest.mark.parametrize("size", [SMALL, (120, 36), (160, 45)], ids=str)
+def test_a_filter_that_nothing_passes_says_that_it_hides_all(size: tuple[int, int]) -> None:
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        text = await press(pilot, "1", "slash", *"zebra", "enter")
+        assert "no step yet" not in text
+        assert "no rank passes ‹zebra›; esc shows all" in text
+        text = await press(pilot, "escape")
+        assert "zebra" not in text
+
+    drive(two_ranks(), script, size=size)
+
+
+def test_a_sparkline_without_steps_says_so_whatever_the_filter() -> None:
+    scene = scene_of(two_ranks(), filters={"ranks": "zebra"})
+    assert "no step yet" in text_of(timeline_row(rank_view(phases={}, seconds=0), scene, 80))
+    assert "no rank passes ‹zebra›" in text_of(timeline_row(None, scene, 80))
+    assert "no step yet" in text_of(timeline_row(None, scene_of(two_ranks()), 80))
+
+
+def test_every_sign_of_the_screen_has_one_in_ascii() -> None:
+    for file in Path(gpuwatch.tui.__file__).parent.rglob("*.py"):
+        signs = {char for char in file.read_text("utf-8") if not char.isascii()}
+        unknown = {char for char in signs if to_ascii(char) == "?"}
+        assert not unknown, (file, unknown)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 20), (160, 45)], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [("2", "enter"), ("4", "enter"), ("l",), ("r",), ("e",), ("o",), ("K",), ("M",), ("colon",)],
+    ids=str,
+)
+def test_the_verdict_stands_over_pages_too(size: tuple[int, int], keys: tuple[str, ...]) -> None:
+    job = of_output("first line", *["more"] * 40)
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        over = (await press(pilot, "1")).splitlines()[1]
+        assert "step 2" in over
+        rows = (await press(pilot, *keys)).splitlines()
+        assert (rows[1] == over) is (size[1] >= 24), rows
+        # It hides nothing of the page: its first line is the next one.
+        assert rows[2].strip()
+        if keys == ("l",):
+            text = await press(pilot, "g")
+            assert "first line" in text
+            assert text.splitlines()[-2].strip() == "more"
+
+    drive(two_ranks(), script, size=size, job=job, diagnose=found(few_workers()))
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize("steps", [1240, 12_345_678])
+def test_the_table_of_status_fits(lost: int, steps: int) -> None:
+    slow = {name: 10_000.0 + (value or 0.0) for name, value in PHASES_MS.items()}
+    ranks = [
+        rank_view(0, lost=lost, steps=steps, state="checkpoint"),
+        rank_view(1, phases=slow, steps=steps),
+    ]
+    picture = view([run_view(ranks)])
+    for width in (80, 100, 160):
+        lines = status_lines(picture, width)
+        table = [line for line in lines if line.startswith("  ")]
+        assert len(table) == 3
+        assert max(len(line) for line in table) <= width
+        assert all(name in table[0] for name in ("rank", "state", "step ms", "own ms", "data"))
+    assert ("lost" in table[0]) is bool(lost)
+    assert "other" in table[0]
+
+
+def test_a_large_recording_is_said_to_be_read_before_it_is(tmp_path: Path) -> None:
+    small = tmp_path / "small.jsonl"
+    traces.Job(ranks=1, steps=40, phases_ms={"forward": 9.0}).write(small)
+    large = tmp_path / "large.jsonl"
+    large.write_bytes(b"no trace at all\n" * 70_000)
+    runner = CliRunner()
+    assert "reading" not in runner.invoke(replay, [str(small)]).stderr
+    result = runner.invoke(replay, [str(large)])
+    assert result.exit_code
+    assert result.stderr.startswith(f"gpuwatch: reading {large}, 1 MB ...")

@@ -69,10 +69,18 @@ def second_under(rank: RankView | None, width: int, x: int, *, row: bool) -> flo
     return float(points[(cell + 1) * len(points) // drawn - 1].second_s + 1)
 
 
-def timeline_row(rank: RankView | None, width: int) -> Line:
+def _nothing(rank: RankView | None, scene: Scene) -> str:
+    """Return why there is no sparkline."""
+    words = scene.filters.get("ranks", "")
+    if rank is None and words and scene.run is not None and scene.run.ranks:
+        return f"no rank passes ‹{words}›; esc shows all"
+    return "no step yet"
+
+
+def timeline_row(rank: RankView | None, scene: Scene, width: int) -> Line:
     """Return the sparkline in one line, for a short terminal."""
     if rank is None or not rank.timeline:
-        return fit([(" step   no step yet", "dim")], width)
+        return fit([(f" step   {_nothing(rank, scene)}", "dim")], width)
     track = max(1, width - _ROW_LABEL - _ROW_ENDS)
     points, values = _points(rank, track)
     ends = limits(values)
@@ -87,7 +95,7 @@ def timeline_lines(rank: RankView | None, scene: Scene, width: int, height: int)
     title = "Step time"
     if rank is None or not rank.timeline:
         lines = [heading(title, width)]
-        lines.append(fit([(f" {rpad('', _LABEL - 1)}no step yet", "dim")], width))
+        lines.append(fit([(f" {rpad('', _LABEL - 1)}{_nothing(rank, scene)}", "dim")], width))
         return lines[:height]
     track = max(1, width - _LABEL - 2)
     points, values = _points(rank, track)

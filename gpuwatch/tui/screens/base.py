@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ActsOnFinding", "FedScreen"]
 
+_VERDICT_FROM = 24
+"""Lines from which on the verdict stands over pages too."""
+
 _WORDS_FROM = 100
 """Cells from which on every key in the footer has its words."""
 
@@ -52,6 +55,9 @@ class FedScreen(Screen[None]):
     VIEW: ClassVar[str] = ""
     LIST: ClassVar[str] = ""
     HEADER: ClassVar[int] = 2
+    """Lines of the header; where there is room it has two on every screen."""
+    AIRY: ClassVar[bool] = True
+    """Whether it leaves the first line of its room free where the header has but one."""
     HERE: ClassVar[tuple[str, ...]] = ()
     TYPED: ClassVar[bool] = False
     """Letters are text here: only the keys of the screen itself are named."""
@@ -142,10 +148,13 @@ class FedScreen(Screen[None]):
                 place(self._header, Rect(0, 0, width, height))
                 self._header.show(too_small_lines(width, height))
                 return
-            place(self._header, Rect(0, 0, width, self.HEADER))
+            rows = 2 if height >= _VERDICT_FROM else self.HEADER
+            place(self._header, Rect(0, 0, width, rows))
             top = [header_line(scene, width), verdict_line(scene, width)]
-            self._header.show(top[: self.HEADER])
-            self.draw(scene, Rect(0, self.HEADER, width, height - self.HEADER - 1))
+            self._header.show(top[:rows])
+            # The verdict takes the line that is left free above a page.
+            above = self.HEADER if self.AIRY else rows
+            self.draw(scene, Rect(0, above, width, height - above - 1))
             self.draw_footer()
 
     def _compositor_refresh(self) -> None:

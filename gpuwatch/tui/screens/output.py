@@ -175,6 +175,7 @@ class OutputScreen(FedScreen):
     BINDINGS: ClassVar[list[BindingType]] = bind("close", "search", "find", "find-back")
     AUTO_FOCUS = "#output"
     HEADER = 1
+    AIRY = False
     HERE = (
         *("close", "down", "up", "page-down", "page-up", "first", "last"),
         *("search", "find", "find-back", "left", "right"),

@@ -201,7 +201,7 @@ class Overview(ActsOnFinding):
             self._machine.show(self._machine_lines(scene, rect, compact))
         if (rect := rects.get("timeline")) is not None:
             if compact:
-                self._timeline.show([timeline_row(scene.rank, rect.width)])
+                self._timeline.show([timeline_row(scene.rank, scene, rect.width)])
             else:
                 self._timeline.show(self._time_lines(scene, rect))
         if (rect := rects.get("events")) is not None:
