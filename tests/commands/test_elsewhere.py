@@ -179,6 +179,27 @@ def test_several_machines_are_one_job_and_who_is_missing_is_one_sentence(
     assert ranks_in(done.stdout) == {"far-run": [0, 1]}
 
 
+def test_who_is_lost_while_a_run_is_recorded_is_named_at_the_end(
+    here: Path, machines: dict[str, Path], tmp_path: Path
+) -> None:
+    once = tmp_path / "once"
+    once.touch()
+    script = f'rm {once} 2>/dev/null || {{ echo it is shut >&2; exit 1; }}; exec timeout 4 "$@"'
+    way = shlex.join(["sh", "-c", script, "x", "env", f"GPUWATCH_DIR={machines['farther']}"])
+    file = str(tmp_path / "both.gpuwatch")
+    done = gpuwatch(
+        *("record", "--via", f"env GPUWATCH_DIR={machines['far']}", "--via", way),
+        *("--remote-command", PROGRAM, "-o", file, "--for", "6s"),
+    )
+    assert done.exit_code == 0, done.output
+    first, last = done.stderr.splitlines()
+    assert "recording run far-run (2 of 2 ranks)" in first
+    assert last.endswith(": it is shut (exit status 1)")
+    (run,) = json.loads(gpuwatch("status", file, "--json").stdout)["runs"]
+    assert [r["rank"] for r in run["ranks"]] == [0, 1]
+    assert run["ranks"][0]["steps"] > 20
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nobody_that_can_be_reached_is_a_sentence_each(here: Path, command: str) -> None:
     done = gpuwatch(command, "ssh://shut", "--via", "false")
