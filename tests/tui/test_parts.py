@@ -587,7 +587,7 @@ def test_help_and_quit_are_always_in_the_footer(width: int, view: int) -> None:
     assert (
         text_of(line)
         .rstrip()
-        .endswith("? help   q quit" if width >= 132 or not view else "? help  q quit")
+        .endswith("? help   q quit" if width >= (132 if view else 100) else "? help  q quit")
     )
     for start, end, action in footer_spans(keys, width, view):
         assert 0 <= start < end <= width

@@ -13,6 +13,8 @@ Key = tuple[str, str, str]
 
 _TITLES = ("Overview", "Ranks", "GPUs", "Findings", "Compare")
 _TABS_FROM = 132
+_GAPS_FROM = 100
+"""Cells from which on the views are named, and keys stand wide apart where no views are."""
 
 _GUIDE: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -60,7 +62,7 @@ def _parts(keys: Sequence[Key], width: int, view: int) -> list[tuple[Line, str]]
         out += [([(str(i), "tab" if i == view else "key")], f"view-{i}") for i in numbers]
         out.append(([(" view", "dim")], ""))
         out.append(([("  ", "text")], ""))
-    gap = "   " if width >= _TABS_FROM or not view else "  "
+    gap = "   " if width >= (_TABS_FROM if view else _GAPS_FROM) else "  "
     used = sum(width_of(part) for part, _ in out)
     first = True
     # Commands, help and quit are never the ones that do not fit: the last three are kept.

@@ -192,7 +192,8 @@ class FedScreen(Screen[None]):
             # On a narrow screen every cell is wanted, and what j/k do is known.
             narrow = width < _WORDS_FROM
             if narrow:
-                pairs = [(name, "" if words == "move" else words) for name, words in pairs]
+                known = ("move", "scroll")
+                pairs = [(name, "" if words in known else words) for name, words in pairs]
             commands = ("palette", "cmd" if narrow else "commands")
             pairs = [*pairs, commands, ("help", "help"), ("quit", "quit")]
         if not self.VIEW and "close" in self.HERE:
