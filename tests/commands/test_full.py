@@ -14,7 +14,8 @@ import support
 from gpuwatch.commands import room
 from gpuwatch.commands.doctor import environment_checks
 from gpuwatch.commands.room import no_room, why_unwritable
-from gpuwatch.wire.collect import make_key
+from gpuwatch.errors import AgentError
+from gpuwatch.wire.collect import link, make_key
 from gpuwatch.wire.publish import write_atomic
 
 
@@ -121,6 +122,24 @@ def test_a_file_system_without_inodes_is_told_apart(
     assert why_unwritable(rundir, errno.ENOSPC).startswith(
         f"no inodes left in {rundir}: remove something there (df -i {rundir} says"
     )
+
+
+def test_a_node_process_that_does_not_come_up_is_quoted(
+    rundir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_START_S", 2.0)
+
+    def why(script: str) -> str:
+        with pytest.raises(AgentError) as caught:
+            link.ensure_agent(rundir, ["sh", "-c", script])
+        return str(caught.value)
+
+    log = f"{rundir}/agent.log"
+    assert why("true") == f"the node process did not come up, and has said nothing in {log}"
+    said = 'printf "a\n\ngpuwatch: b\033[2J\n" >$GPUWATCH_DIR/agent.log'
+    assert why(said) == (f"the node process did not come up: b\ufffd[2J (more in {log})")
+    refused = why("echo gpuwatch: no space left in /x >&2; exit 3")
+    assert refused == "the node process cannot be started: no space left in /x"
 
 
 def test_a_file_that_cannot_be_written_leaves_no_half_of_it(

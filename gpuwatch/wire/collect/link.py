@@ -17,7 +17,7 @@ from pathlib import Path
 import zmq
 
 from gpuwatch.errors import AgentError
-from gpuwatch.frames import MAX_FRAME_BYTES, encode
+from gpuwatch.frames import MAX_FRAME_BYTES, encode, printable
 from gpuwatch.schema import WIRE_VERSION, Command
 from gpuwatch.wire.collect.discovery import agent_presence
 from gpuwatch.wire.collect.wake import Wake
@@ -31,6 +31,8 @@ _ATTACH_S = 1.0
 _SILENT_S = 1.5
 _START_S = 10.0
 _RESTART_BACKOFF_S = 1.0
+_LOG_BYTES = 4096
+_WORDS = 200
 
 
 def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, bool]:
@@ -67,7 +69,24 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
         if presence is not None:
             return presence, True
         time.sleep(0.02)
-    raise AgentError(f"the node process did not come up; its words are in {directory}/agent.log")
+    log = directory / "agent.log"
+    last = _last_words(log)
+    raise AgentError(
+        f"the node process did not come up: {last} (more in {log})"
+        if last
+        else f"the node process did not come up, and has said nothing in {log}"
+    )
+
+
+def _last_words(log: Path) -> str:
+    """Return the last line of a log, empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            lines = file.read(_LOG_BYTES).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return printable(lines[-1].removeprefix("gpuwatch: "))[:_WORDS] if lines else ""
 
 
 class NodeLink(threading.Thread):
