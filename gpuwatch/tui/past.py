@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, inf, isfinite, nan
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -309,8 +310,11 @@ class Past:
         newest, found = self._columns.get((run, item, field), (None, []))
         if newest is moments[-1]:
             return found
-        found = []
-        for moment in moments:
+        # Of the moments before only the oldest have gone since.
+        new = list(takewhile(lambda moment: moment is not newest, reversed(moments)))[::-1]
+        kept = len(moments) - len(new)
+        found = found[-kept:] if kept else []
+        for moment in new:
             value = moment.rank(item, field) if isinstance(item, int) else moment.gpu(item, field)
             found.append((moment.at_s, value))
         if len(self._columns) >= _KEPT_COLUMNS:

@@ -66,6 +66,20 @@ def test_a_moment_of_many_ranks_takes_less(monkeypatch: pytest.MonkeyPatch) -> N
     assert size < 0.7 * sys.getsizeof(one.values)
 
 
+def test_curves_go_on_as_if_made_anew() -> None:
+    """Moments come, old ones go, and the clock is set back: points are those of the moments."""
+    past = Past()
+    run = cluster(1, 4).runs[0]
+    for step, at_s in enumerate([*range(1000, 1700, 40), 1100, 1101, 1150, *range(1200, 2000, 90)]):
+        slower = replace(run.ranks[0], own_ms=float(step))
+        past.keep(replace(run, ranks=(slower, *run.ranks[1:])), {}, (), float(at_s))
+        moments = past.moments(run.run)
+        for field in ("own_ms", "memory_gb"):
+            points = [(m.at_s, m.rank(slower.rank, field)) for m in moments]
+            assert past.rank_points(run.run, slower.rank, field) == points
+    assert len(moments) < 30  # some have gone
+
+
 def test_nothing_is_nothing() -> None:
     assert list(Columns([]).column(3)) == []
     run = replace(cluster(1, 8).runs[0], ranks=())
