@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import traces
 from click.testing import CliRunner
@@ -21,12 +22,13 @@ import gpuwatch.tui
 from gpuwatch.commands.card import card_lines
 from gpuwatch.commands.replay import replay
 from gpuwatch.commands.text import status_lines
-from gpuwatch.schema import Knob, Logged, Reply
+from gpuwatch.schema import GpuEvent, Knob, Logged, Reply
 from gpuwatch.store.views import Event, View
 from gpuwatch.tui import GpuwatchApp
 from gpuwatch.tui.answers import read_memory
 from gpuwatch.tui.changes import knob_rows, limits_text
 from gpuwatch.tui.render.glyphs import to_ascii
+from gpuwatch.tui.render.gpus import gpu_page
 from gpuwatch.tui.render.knobs import LogEntry, knob_lines, log_lines
 from gpuwatch.tui.render.memory import memory_lines
 from gpuwatch.tui.render.output import match_cells, output_line, report_lines
@@ -39,6 +41,8 @@ from tests.tui.fakes import (
     PHASES_MS,
     few_workers,
     found,
+    gpu_sample,
+    node_view,
     rank_view,
     run_view,
     two_ranks,
@@ -511,3 +515,31 @@ def test_a_large_recording_is_said_to_be_read_before_it_is(tmp_path: Path) -> No
     result = runner.invoke(replay, [str(large)])
     assert result.exit_code
     assert result.stderr.startswith(f"gpuwatch: reading {large}, 1 MB ...")
+
+
+def test_what_is_wrong_with_a_device_is_read_to_its_end() -> None:
+    reasons = ("software power cap", "hardware thermal slowdown", "hardware power brake slowdown")
+    gpu = msgspec.structs.replace(
+        gpu_sample(0),
+        lost=f"lost: {REASON}",
+        reasons=reasons,
+        events=(GpuEvent(79, f"Xid 79: {REASON}", NOW_S),),
+    )
+    text = rows_of(gpu_page("node0", gpu, None, scene_of(two_ranks()), 80))
+    assert f"lost: {REASON}" in text
+    assert f"Xid 79: {REASON}" in text
+    assert f"clocks held back by {', '.join(reasons)}" in text
+
+
+@pytest.mark.parametrize("size", [SMALL, (160, 45)], ids=str)
+def test_why_there_are_no_devices_is_read_to_its_end(size: tuple[int, int]) -> None:
+    picture = replace(two_ranks(), nodes=(node_view(gpus_reason=REASON),))
+
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        text = await press(pilot, "3")
+        assert f"no GPUs: {REASON}" in words_of(text)
+        # The host stands below, none of it lost.
+        assert "2 cores" in text
+        assert "cpu " in text
+
+    drive(picture, script, size=size)

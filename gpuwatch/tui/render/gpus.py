@@ -11,7 +11,18 @@ from gpuwatch.store.views import RankView
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
 from gpuwatch.tui.render.charts import Series, gpu_series, rank_series, time_charts
-from gpuwatch.tui.render.text import Line, beside, blank, clip, fit, heading, pad, rpad, wrap
+from gpuwatch.tui.render.text import (
+    Line,
+    beside,
+    blank,
+    clip,
+    fit,
+    hanging,
+    heading,
+    pad,
+    rpad,
+    wrap,
+)
 from gpuwatch.tui.scene import GPU_SORTS, Scene
 
 __all__ = [
@@ -259,22 +270,18 @@ def _process_lines(gpu: GpuSample, scene: Scene, width: int) -> list[Line]:
 def _trouble(gpu: GpuSample, width: int) -> list[Line]:
     lines: list[Line] = []
     if gpu.lost:
-        for i, row in enumerate(wrap(gpu.lost, width - 6)):
-            lines.append(fit([(" ✖ " if i == 0 else "   ", "critical"), (row, "text")], width))
+        lines += hanging([(" ✖ ", "critical")], gpu.lost, "text", width)
     held = _held(gpu)
     quiet = [reason for reason in gpu.reasons if reason in _QUIET_REASONS]
     if held:
-        lines.append(
-            fit([(" ▲ ", "warning"), (f"clocks held back by {', '.join(held)}", "text")], width)
-        )
+        text = f"clocks held back by {', '.join(held)}"
+        lines += hanging([(" ▲ ", "warning")], text, "text", width)
     if quiet:
-        lines.append(fit([("   ", "text"), (f"clocks: {', '.join(quiet)}", "dim")], width))
+        lines += hanging([("   ", "text")], f"clocks: {', '.join(quiet)}", "dim", width)
     for event in gpu.events:
         glyph, style = ("✖", "critical") if event.hardware else ("·", "note")
         when = time.strftime("%H:%M:%S", time.localtime(event.time_s)) if event.time_s else ""
-        lines.append(
-            fit([(f" {glyph} ", style), (pad(when, 10), "dim"), (event.text, "text")], width)
-        )
+        lines += hanging([(f" {glyph} ", style), (pad(when, 10), "dim")], event.text, "text", width)
     return lines
 
 

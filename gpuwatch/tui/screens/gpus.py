@@ -45,10 +45,12 @@ class GpusScreen(FedScreen):
         rows = gpu_rows(scene)
         if not rows and not scene.filters.get("gpus"):
             # Without devices the hosts are what there is to see.
-            place(self._gpus, Rect(0, room.y, room.width, 3))
             self._gpus.feed(scene, room.width, 3)
-            place(self._side, Rect(0, room.y + 3, room.width, room.height - 3))
-            self._side.show(self._hosts(scene, room.width)[: room.height - 3])
+            # The reason may be long.
+            used = min(max(3, len(self._gpus.fixed)), room.height // 2)
+            place(self._gpus, Rect(0, room.y, room.width, used))
+            place(self._side, Rect(0, room.y + used, room.width, room.height - used))
+            self._side.show(self._hosts(scene, room.width)[: room.height - used])
             return
         number = len(rows) + 2
         picked = next((row for row in rows if row[1].uuid == scene.selected_gpu), None)

@@ -10,7 +10,7 @@ from gpuwatch.tui.render.gpus import (
     gpu_row,
     gpu_sort_under,
 )
-from gpuwatch.tui.render.text import Line, fit, heading
+from gpuwatch.tui.render.text import Line, hanging, heading
 from gpuwatch.tui.scene import GPU_SORTS, Scene, gpu_rows
 from gpuwatch.tui.widgets.pane import ListPane
 
@@ -95,7 +95,7 @@ class GpusPane(ListPane):
                 (node.gpus_reason for node in scene.nodes if node.gpus_reason), "not reported yet"
             )
             text = why if words else f"no GPUs: {why}"
-            self.show([title, fit([(f" {text}", "dim")], width)], row, (), 0, 0)
+            self.show([title, *hanging([(" ", "dim")], text, "dim", width)], row, (), 0, 0)
             return
         self.show(fixed, row, range(number), number, selected)
 

@@ -318,6 +318,11 @@ class ListPane(Painted, ScrollView, can_focus=True, inherit_bindings=False):
         return self._selected
 
     @property
+    def fixed(self) -> list[Line]:
+        """The lines above the rows, that do not scroll."""
+        return self._fixed
+
+    @property
     def first_row(self) -> int:
         """The row at the top of the scrolling part."""
         return self.scroll_offset.y
