@@ -75,7 +75,7 @@ def pictured(view: View) -> View:
 def live_view(until_s: float) -> View:
     """The picture of a live store that has been fed until then."""
     now_s = 0.0
-    store = Store(lambda: now_s)
+    store = Store(lambda: now_s, wall=lambda: T0_S + now_s)
     for data in sent():
         at_s = decode_node_frame(data).sent_s - (T0_S + 0.1)
         if at_s > until_s + 1e-6:
