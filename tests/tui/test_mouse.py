@@ -73,7 +73,14 @@ def test_every_view_and_all_commands_are_a_click_away(size: tuple[int, int]) -> 
     drive(cluster(), script, size=size, diagnose=FOUND)
 
 
-@pytest.mark.parametrize("keys", [("1",), ("1", "tab"), ("2",), ("4",), ("2", "enter")], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *(("1",), ("1", "tab"), ("2",), ("3",), ("4",), ("5",), ("5", "o"), ("2", "enter")),
+        *(("4", "enter"), ("h",), ("e",), ("o",), ("K",), ("p",), ("colon",), ("question_mark",)),
+    ],
+    ids=str,
+)
 def test_a_click_beside_the_keys_does_nothing(keys: tuple[str, ...]) -> None:
     async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
         text = await press(pilot, *keys)

@@ -156,7 +156,7 @@ def test_no_color_sends_no_colour(
     terminal.wait_for("too few loader workers")
     for key, words in (
         *((b"2", "slowest own time"), (b"j", "▌"), (b"h", "32 ranks"), (b"4", "Findings")),
-        *((b"\r", "WHY"), (b"?", "Keys here"), (b"\x1b", "WHY"), (b":", "Commands")),
+        *((b"\r", "esc back"), (b"?", "Keys here"), (b"\x1b", "WHY"), (b":", "Commands")),
     ):
         terminal.press(key)
         terminal.wait_for(words)
@@ -566,9 +566,13 @@ def test_two_recordings_are_compared_and_a_change_is_checked_in_tmux(tmp_path: P
             # The first in the list is the run that is replayed; after it come both recordings.
             window.keys("Tab", "Enter")
             window.wait_for("B job (replayed)", PAINT_LIMIT_S)
-            window.keys("o", "Escape")
+            window.keys("o")
+            window.wait_for("Choose A", PAINT_LIMIT_S)
+            # Escape and what follows it at once would be one key, alt+4.
+            window.keys("Escape")
             window.wait_for("o choose A and B", PAINT_LIMIT_S)
             window.keys("4")
+            window.wait_for("enter open", PAINT_LIMIT_S)
             # The replay goes on meanwhile, at its own speed, to the steps after the change.
             window.wait_for("of 256 steps so far", PAINT_LIMIT_S)
             window.keys("v")
