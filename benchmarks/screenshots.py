@@ -9,10 +9,12 @@ monitor would have seen it, so that curves, findings and their numbers are what 
 same recordings give the same bytes: clock, time zone, theme, terminal, settings and title are
 fixed, and every diagnosis is waited for. A difference in git is a difference on the screen.
 
-`slow-loader` and `more-workers` are recordings of this repository's own demo, before and after the
-change that its finding names; `checked` is the one after the other, as a monitor sees them that
-stays open, with the keys pressed in between that freeze the finding. `cluster` is no recording: 32
-ranks with GPUs on four nodes, made from the numbers below, and marked SIMULATED in every picture.
+`demo` is a recording of this repository's own demo, in which the change that its finding names is
+set while it runs; `changed` is its end. `slow-loader` and `more-workers` are the same training
+without and with that change from its start; `checked` is the one after the other, as a monitor sees
+them that stays open, with the keys pressed in between that freeze the finding. `cluster` is no
+recording: 32 ranks with GPUs on four nodes, made from the numbers below, and marked SIMULATED in
+every picture.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +49,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DRAWN_AT_S",
     "FOLDER",
+    "LIVE",
     "SECONDS",
     "SHOTS",
     "SIZES",
     "Film",
+    "Replayed",
     "Shot",
     "Still",
     "cluster",
@@ -60,6 +64,7 @@ __all__ = [
     "fixed_environment",
     "hinted_workers",
     "opened",
+    "still",
     "watch",
     "watching",
 ]
@@ -78,11 +83,13 @@ class Shot:
 
 
 SHOTS: Mapping[str, Shot] = {
-    "overview": Shot("slow-loader"),
-    "findings": Shot("slow-loader", "4"),
-    "finding": Shot("slow-loader", "enter"),
-    "rank": Shot("slow-loader", "2 enter"),
-    "fixed": Shot("more-workers"),
+    "overview": Shot("demo"),
+    "findings": Shot("demo", "4"),
+    "finding": Shot("demo", "enter"),
+    "rank": Shot("demo", "2 enter"),
+    "change": Shot("demo", "4 enter a"),
+    "changed": Shot("changed", "4 G enter"),
+    "fixed": Shot("changed"),
     "checked": Shot("checked", "5"),
     "cluster": Shot("cluster"),
     "ranks": Shot("cluster", "2"),
@@ -92,17 +99,29 @@ SHOTS: Mapping[str, Shot] = {
 }
 """The pictures by the beginning of their files' names."""
 
-DRAWN_AT_S = {"slow-loader": 40.0, "more-workers": 15.0, "checked": 65.0, "cluster": 75.0}
+DRAWN_AT_S = {
+    "demo": 40.0,
+    "changed": 70.0,
+    "slow-loader": 40.0,
+    "checked": 65.0,
+    "cluster": 75.0,
+}
 """Where in its recording each source is drawn, in seconds."""
 
 PRESSED = {"checked": (40.0, "4 v 1")}
 """Keys that are pressed on the way, at which second of the source."""
 
-_JOINED = {"checked": ("slow-loader", "more-workers")}
-"""Sources that are recordings one after the other."""
+_RECORDINGS = {"changed": ("demo",), "checked": ("slow-loader", "more-workers")}
+"""Sources that are recordings of another name, or several one after the other."""
 
-SECONDS = {"slow-loader": 42.0, "more-workers": 16.0}
+SECONDS = {"demo": 70.0, "slow-loader": 42.0, "more-workers": 16.0}
 """How long is recorded after the first step."""
+
+LIVE = ("demo", "changed")
+"""Sources that are drawn as their monitor showed them, not as a replay does."""
+
+CHANGED_S = 42.0
+"""When the change is set in the demo, after its first step."""
 
 ENVIRONMENT = {
     "TZ": "UTC",
@@ -161,13 +180,10 @@ def filmed(source: str) -> Film:
 
 
 class Still:
-    """A `Playback` that goes on only when it is told to."""
+    """A `Session` of a training that runs, as it stood at the moments of a film."""
 
     def __init__(self, film: Film) -> None:
         self.film = film
-        self.paused = False
-        self.speed = 1.0
-        self.seeks = 0
         self.version = 1
         self.place = 0
 
@@ -176,22 +192,14 @@ class Still:
         """Seconds from the beginning to the moment that is shown."""
         return self.film.pictures[self.place][0]
 
-    @property
-    def duration(self) -> float:
-        """Seconds from the beginning to the end."""
-        return self.film.duration_s
-
     def show(self, place: int) -> None:
         """Show one of the pictures."""
         self.place = place
         self.version += 1
 
-    def seek(self, position: float) -> None:
-        """Go nowhere: what is drawn is one moment."""
-
     def view(self) -> "View":
-        """Return the picture of the moment that is shown."""
-        return self.film.pictures[self.place][1]
+        """Return the picture of the moment that is shown, as a monitor had it then."""
+        return replace(self.film.pictures[self.place][1], link="live")
 
     def send(self, verb: str, run: str, rank: int | None = None, args: Any = None) -> str:
         """Refuse: nothing behind a recording could answer."""
@@ -201,6 +209,33 @@ class Still:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class Replayed(Still):
+    """The same as a `Playback` that goes on only when it is told to."""
+
+    def __init__(self, film: Film) -> None:
+        super().__init__(film)
+        self.paused = False
+        self.speed = 1.0
+        self.seeks = 0
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning to the end."""
+        return self.film.duration_s
+
+    def seek(self, position: float) -> None:
+        """Go nowhere: what is drawn is one moment."""
+
+    def view(self) -> "View":
+        """Return the picture of the moment that is shown."""
+        return self.film.pictures[self.place][1]
+
+
+def still(source: str) -> Still:
+    """Return the session on a source, up to the moment that is drawn."""
+    return (Still if source in LIVE else Replayed)(filmed(source))
 
 
 @contextlib.contextmanager
@@ -220,20 +255,20 @@ def fixed_environment() -> Iterator[None]:
         time.tzset()
 
 
-def watching(still: Still) -> "GpuwatchApp":
+def watching(session: Still) -> "GpuwatchApp":
     """Return the app on a recording, with a clock that stands; `watch` makes both go on."""
     from gpuwatch.tui import GpuwatchApp
     from gpuwatch.tui.config import Config
 
     def found(view: "View") -> "Sequence[RunDiagnosis]":
-        return still.film.found[view.at_s]
+        return session.film.found[view.at_s]
 
-    app = GpuwatchApp(still, found, hz=0, config=Config(theme="dark", ascii=False))
+    app = GpuwatchApp(session, found, hz=0, config=Config(theme="dark", ascii=False))
     app.watcher._clock = partial(float, 0.0)
     return app
 
 
-async def watch(app: "GpuwatchApp", pilot: "Pilot[None]", still: Still) -> None:
+async def watch(app: "GpuwatchApp", pilot: "Pilot[None]", session: Still) -> None:
     """Play to the end, a tick of the screen and a diagnosis a picture, each waited for.
 
     The keys of the film are pressed at their time.
@@ -241,14 +276,14 @@ async def watch(app: "GpuwatchApp", pilot: "Pilot[None]", still: Still) -> None:
     Raises:
         SystemExit: a diagnosis did not come.
     """
-    pressed_s, keys = still.film.pressed
-    for place in range(len(still.film.pictures)):
-        if still.position >= pressed_s:
+    pressed_s, keys = session.film.pressed
+    for place in range(len(session.film.pictures)):
+        if session.position >= pressed_s:
             pressed_s = math.inf
             app.refresh_scene(force=True)
             await pilot.press(*keys.split())
         diagnosed = app.watcher.diagnoses
-        still.show(place)
+        session.show(place)
         app.watcher._clock = partial(float, place + 1.0)
         app.refresh_scene()
         deadline_s = time.monotonic() + _DIAGNOSIS_S
@@ -260,13 +295,13 @@ async def watch(app: "GpuwatchApp", pilot: "Pilot[None]", still: Still) -> None:
     await pilot.pause()
 
 
-async def _draw(film: Film, shots: Mapping[str, Shot], size: tuple[int, int]) -> dict[str, str]:
+async def _draw(session: Still, shots: Mapping[str, Shot], size: tuple[int, int]) -> dict[str, str]:
     """Return the SVG of every shot of one source at one size, by its name."""
-    still = Still(film)
-    app = watching(still)
+    session.show(0)
+    app = watching(session)
     found = {}
     async with app.run_test(size=size) as pilot:
-        await watch(app, pilot, still)
+        await watch(app, pilot, session)
         for name, shot in shots.items():
             await pilot.press(*shot.keys.split())
             for _ in range(3):
@@ -300,11 +335,11 @@ def draw(sizes: Sequence[tuple[int, int]] = SIZES, sources: Sequence[str] = ()) 
     """
     pictures = {}
     with fixed_environment():
-        for source in sources or DRAWN_AT_S:
+        for source in sources or dict.fromkeys(shot.source for shot in SHOTS.values()):
             shots = {name: shot for name, shot in SHOTS.items() if shot.source == source}
-            film = filmed(source)
+            session = still(source)
             for columns, lines in sizes:
-                for name, svg in asyncio.run(_draw(film, shots, (columns, lines))).items():
+                for name, svg in asyncio.run(_draw(session, shots, (columns, lines))).items():
                     pictures[f"{name}-{columns}x{lines}.svg"] = svg
     return pictures
 
@@ -347,7 +382,7 @@ def opened(source: str) -> Iterator[Any]:
             path.write_text(cluster_text(), "utf-8")
         else:
             path = path.with_suffix(".gpuwatch")
-            path.write_bytes(_unpacked(_JOINED.get(source, (source,))))
+            path.write_bytes(_unpacked(_RECORDINGS.get(source, (source,))))
         with open_recording(path) as recording:
             yield recording
 
@@ -502,7 +537,8 @@ def cluster_text() -> str:
 
 
 def record(source: str) -> Path:
-    """Record the demo, or the demo with the change that its finding names, and keep it small.
+    """Record the demo, with the change that its finding names on the way, from its start or not at
+    all, and keep it small.
 
     Paths of this machine and its boot id are taken out; everything else is as it came.
     """
@@ -512,11 +548,15 @@ def record(source: str) -> Path:
         gpuwatch = [sys.executable, "-P", "-m", "gpuwatch"]
         recorder = subprocess.Popen([*gpuwatch, "record", "-o", str(raw)], env=environment)
         try:
-            if source == "slow-loader":
-                demo = [*gpuwatch, "demo", "--headless", "--seconds", str(SECONDS[source])]
-                subprocess.run(demo, env=environment, stdout=subprocess.DEVNULL, check=True)
+            if source == "more-workers":
+                _train(hinted_workers("slow-loader"), environment, SECONDS[source])
             else:
-                _train(hinted_workers(), environment, SECONDS[source])
+                demo = [*gpuwatch, "demo", "--headless", "--seconds", str(SECONDS[source])]
+                with subprocess.Popen(demo, env=environment, stdout=subprocess.DEVNULL) as shown:
+                    if source == "demo":
+                        _apply_hint(Path(environment["GPUWATCH_DIR"]))
+                    if shown.wait(SECONDS[source] + 60):
+                        raise SystemExit(f"the demo ended with status {shown.returncode}")
             recorder.wait(20)
         finally:
             if recorder.poll() is None:
@@ -528,13 +568,43 @@ def record(source: str) -> Path:
     return path
 
 
-def hinted_workers() -> int:
-    """Return the workers that the first finding of the drawn moment names.
+def _apply_hint(directory: Path) -> None:
+    """Do what `a` and enter do on the demo's first finding, at its time.
+
+    Raises:
+        SystemExit: there is no finding with a hint that can be set.
+    """
+    from gpuwatch.commands.session import LiveSession
+    from gpuwatch.diagnosis import Engine
+    from gpuwatch.tui.changes import proposals
+
+    session, engine = LiveSession(directory), Engine()
+    try:
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + CHANGED_S:
+            view = session.view()
+            if not any(run.steps for run in view.runs):
+                began_s = max(began_s, time.monotonic())
+            found = engine(view)
+            time.sleep(1.0)
+        findings = found[0].findings if found else ()
+        wanted = [p for item in findings[:1] for p in proposals(item, view.runs[0])]
+        if not wanted:
+            raise SystemExit("the demo has no finding with a hint that can be set")
+        args = {"knob": wanted[0].row.name, "value": wanted[0].new}
+        session.send("set", wanted[0].run, None, args)
+        time.sleep(2.0)
+    finally:
+        session.close()
+
+
+def hinted_workers(source: str) -> int:
+    """Return the workers that the first finding of a drawn moment names.
 
     Raises:
         SystemExit: it names none, so the recording is no picture of a slow loader.
     """
-    film = filmed("slow-loader")
+    film = filmed(source)
     found = film.found[film.pictures[-1][1].at_s]
     hints = [hint for judged in found for item in judged.findings[:1] for hint in item.hints]
     if not hints or not isinstance(hints[0].new, int):
@@ -585,7 +655,7 @@ def _without_places(path: Path) -> bytes:
     from gpuwatch.recording import open_recording
     from gpuwatch.recording.write import HEAD
 
-    replace = msgspec.structs.replace
+    replaced = msgspec.structs.replace
     home = str(Path.home())
 
     def rank(raw: bytes) -> msgspec.Raw:
@@ -593,24 +663,24 @@ def _without_places(path: Path) -> bytes:
         if frame.hello is None:
             return msgspec.Raw(raw)
         script, _, arguments = frame.hello.script.partition(" ")
-        hello = replace(
+        hello = replaced(
             frame.hello,
             script=f"{'/'.join(Path(script).parts[-2:])} {arguments}",
             dataset_path=frame.hello.dataset_path.replace(home, "~"),
             boot_id="",
         )
-        return msgspec.Raw(encode(replace(frame, hello=hello)))
+        return msgspec.Raw(encode(replaced(frame, hello=hello)))
 
     def sensors(raw: bytes) -> msgspec.Raw:
         frame = decode_sensor_frame(raw)
-        io = tuple(replace(item, path=item.path.replace(home, "~")) for item in frame.host.io)
-        return msgspec.Raw(encode(replace(frame, host=replace(frame.host, io=io))))
+        io = tuple(replaced(item, path=item.path.replace(home, "~")) for item in frame.host.io)
+        return msgspec.Raw(encode(replaced(frame, host=replaced(frame.host, io=io))))
 
     out = [HEAD]
     with open_recording(path) as recording:
         for _, data in recording.frames():
             frame = decode_node_frame(data)
-            frame = replace(
+            frame = replaced(
                 frame,
                 frames=tuple(rank(raw) for raw in frame.frames),
                 sensors=None if frame.sensors is None else sensors(frame.sensors),

@@ -28,6 +28,16 @@ PROSE = " ".join(re.sub(r"```.*?```", "", TOUR, flags=re.DOTALL).split())
 
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
 SPAN = re.compile(r"`([^`]+)`")
+FIGURES: dict[str, str] = {
+    "197 of 226 ms": "data 196.5 87%",
+    "in 64 of 64 steps": "64 steps of 64 in the window",
+    "costs 226 ms, of which 24 are CPU": "226 ms 24 ms of it CPU",
+    "43.9 ms instead of 226": "step 43.9 ms",
+    "up to 256": "mean of 256 of 256 steps",
+    "predicted 20..28 ms, got 25 ms": "predicted 20..28 ms, got 25 ms: as predicted",
+}
+"""Figures of the tour, and where each of them stands on a picture."""
+
 NO_KEYS = frozenset({"▚", "█", "▲"})
 """Glyphs of the screen that the tour explains."""
 
@@ -52,7 +62,7 @@ def pictures(screenshots: ModuleType) -> dict[str, str]:
     """The pictures as the script draws them now: each view in one size, one source in both."""
     small, large = screenshots.SIZES
     found: dict[str, str] = screenshots.draw([small])
-    return found | screenshots.draw([large], ["more-workers", "checked"])
+    return found | screenshots.draw([large], ["changed", "checked"])
 
 
 def text_of(screenshots: ModuleType, svg: str) -> list[str]:
@@ -101,7 +111,7 @@ def test_another_terminal_draws_the_same_bytes(
 ) -> None:
     code = (
         "import sys, screenshots\n"
-        "found = screenshots.draw([(120, 32)], ['more-workers'])\n"
+        "found = screenshots.draw([(120, 32)], ['changed'])\n"
         "sys.stdout.buffer.write(found['fixed-120x32.svg'].encode())"
     )
     odd = {
@@ -126,9 +136,9 @@ def test_what_is_made_up_says_so_and_what_was_measured_does_not(
 ) -> None:
     for name, svg in pictures.items():
         first = text_of(screenshots, svg)[0]
-        made_up = screenshots.SHOTS[name.rsplit("-", 1)[0]].source == "cluster"
-        assert ("SIMULATED" in first) == made_up, first
-        assert "REPLAY" in first
+        source = screenshots.SHOTS[name.rsplit("-", 1)[0]].source
+        assert ("SIMULATED" in first) == (source == "cluster"), first
+        assert ("LIVE" if source in screenshots.LIVE else "REPLAY") in first
         assert "0 lost" in first
 
 
@@ -142,26 +152,37 @@ def test_nothing_is_fetched_and_no_place_is_named(screenshots: ModuleType) -> No
         packed = (screenshots.FOLDER / f"{source}.gpuwatch.gz").read_bytes()
         size += len(packed)
         assert not re.search(rb"/(root|home|Users|tmp|mnt|opt|work)/", gzip.decompress(packed))
-    assert size < 200_000
+    assert size < 400_000
 
 
-def test_the_recorded_change_is_the_one_that_was_proposed(
+def test_the_change_in_the_recording_is_the_one_that_was_proposed(
     screenshots: ModuleType, pictures: dict[str, str]
 ) -> None:
-    workers = screenshots.hinted_workers()
-    fixed = "\n".join(text_of(screenshots, pictures["fixed-120x32.svg"]))
-    assert fixed.count(f" {workers} workers cpu") == 2
-    assert "loader" not in fixed
-    low, high = map(
-        float,
-        re.findall(
-            r"predicted step \d+ -> (\d+)\.\.(\d+) ms",
-            "\n".join(text_of(screenshots, pictures["finding-120x32.svg"])),
-        )[0],
+    shown = {
+        name: "\n".join(text_of(screenshots, pictures[f"{name}-120x32.svg"]))
+        for name in ("finding", "change", "changed", "fixed")
+    }
+    workers = screenshots.hinted_workers("demo")
+    assert f"num_workers 1 -> {workers}: predicted step" in shown["finding"]
+    assert f"set num_workers 1 -> {workers} on all ranks" in shown["change"]
+    assert shown["fixed"].count(f" {workers} workers cpu") == 2
+    assert "resolved" in shown["fixed"]
+    promise = re.search(
+        rf"num_workers 1 -> {workers}: predicted (\d+)\.\.(\d+) ms, got (\d+) ms: as predicted",
+        shown["changed"],
     )
-    step_ms = re.search(r"^step ([\d.]+) ms", fixed, re.MULTILINE)
-    assert step_ms is not None
-    assert low <= float(step_ms[1]) <= high
+    assert promise is not None
+    low, high, got = map(float, promise.groups())
+    assert low <= got <= high
+
+
+def test_the_two_runs_that_are_compared_differ_by_what_was_proposed(
+    screenshots: ModuleType, pictures: dict[str, str]
+) -> None:
+    workers = screenshots.hinted_workers("slow-loader")
+    shown = "\n".join(text_of(screenshots, pictures["checked-120x32.svg"]))
+    assert "config diff" in shown
+    assert f" num_workers 1 -> {workers}" in shown
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -198,7 +219,8 @@ def test_the_tour_names_keys_that_are_bound_and_shown(screenshots: ModuleType) -
         text_of(screenshots, in_the_repository(screenshots, Path(target).name))[-1]
         for _, target in IMAGE.findall(TOUR)
     ]
-    shown = " ".join(footers).replace("1-5 view", "1 2 3 4 5 view").replace("j/k", "j k").split()
+    together = " ".join(footers).replace("1-5 view", "1 2 3 4 5 view").replace("j/k", "j k")
+    shown = together.replace("12345 view", "1 2 3 4 5 view").split()
     keys = keys_of_the_tour()
     assert {"4", "enter", "c", "q"} <= set(keys)
     for key in keys:
@@ -218,38 +240,32 @@ def test_the_tour_quotes_what_its_pictures_show(screenshots: ModuleType) -> None
     for span in quoted:
         assert span in everything
     # Figures in the text, each as it stands on a picture.
-    for words, shown in {
-        "202 of 212 ms": "data 202.4 95%",
-        "in 64 of 64 steps": "64 steps of 64 in the window",
-        "costs 212 ms, of which 12 are CPU": "212 ms 12 ms of it CPU",
-        "26.3 ms instead of 212": "step 26.3 ms",
-        "first 256 steady steps": "mean of 256 of 256 steps of the new run",
-    }.items():
+    for words, shown in FIGURES.items():
         assert words in PROSE, words
         assert shown in everything, shown
 
 
-def test_the_way_of_the_tour_leads_to_the_frozen_finding(screenshots: ModuleType) -> None:
-    """Its keys up to the first `q`, pressed in the app on its recording."""
+def test_the_way_of_the_tour_leads_to_the_change(screenshots: ModuleType) -> None:
+    """Its keys up to the one that sets it, pressed in the app on its recording."""
     keys = keys_of_the_tour()
     keys = [key for key in keys[: keys.index("q")] if key != "j"]
-    assert keys == ["4", "enter", "c", "4", "v"]
+    assert keys == ["4", "enter", "c", "a", "enter", "esc", "1"]
     told: dict[str, str] = {}
 
-    async def walk(still: Any) -> None:
-        app = screenshots.watching(still)
+    async def walk(session: Any) -> None:
+        app = screenshots.watching(session)
         async with app.run_test(size=(120, 32)) as pilot:
-            await screenshots.watch(app, pilot, still)
-            for key in keys:
+            await screenshots.watch(app, pilot, session)
+            for key in keys[: keys.index("a") + 1]:
                 await pilot.press(key)
                 await pilot.pause()
                 told[key] = " ".join(app.told[0].split()) if app.told else ""
+            assert type(app.screen).__name__ == "ChangeScreen"
 
     with screenshots.fixed_environment():
-        asyncio.run(walk(screenshots.Still(screenshots.filmed("slow-loader"))))
-    for key, words in (("c", "sent to the terminal's clipboard"), ("v", "F1 is frozen")):
-        assert told[key].startswith(words)
-        assert f"`{told[key]}`" in PROSE
+        asyncio.run(walk(screenshots.still("demo")))
+    assert told["c"].startswith("sent to the terminal's clipboard")
+    assert f"`{told['c']}`" in PROSE
 
 
 # --- the soak ----------------------------------------------------------------------------------

@@ -567,6 +567,9 @@ def _part_verdict(change: Change, step: Change) -> str:
     if change.clear is None:
         return change.reason
     if not change.clear:
+        interval = change.interval
+        if interval is not None and interval[0] * interval[1] > 0.0:
+            return _with_interval(f"under {CLEAR_SHARE:.1%} of the step", change)
         return _with_interval("same", change)
     delta, whole = _delta(change) or 0.0, _delta(step) or 0.0
     # A part may change by more than the whole when another one changes the other way.

@@ -20,11 +20,11 @@ from gpuwatch.commands.compare import RecordingShelf
 from gpuwatch.commands.recorded import last_view
 from gpuwatch.errors import TargetError
 from gpuwatch.recording import open_recording
-from gpuwatch.recording.compare import Change, Comparison, compare_runs, read_steps
+from gpuwatch.recording.compare import Comparison, compare_runs, read_steps
 from gpuwatch.schema import PhasesNs, StepRecord
 from gpuwatch.store import RunView
 from gpuwatch.store.blocks import Interval, difference, estimate, t_quantile
-from gpuwatch.store.compare import Row, align, compare_sides
+from gpuwatch.store.compare import Change, Row, _part_verdict, align, compare_sides
 from gpuwatch.store.track import Side, Steps, Track, side_of
 
 SLOW: dict[str, Any] = {
@@ -293,6 +293,15 @@ def test_what_a_part_has_to_do_with_the_step(tmp_path: Path) -> None:
     assert spread.before is not None
     assert spread.after is not None
     assert spread.after.high < spread.before.low < spread.before.middle < spread.before.high
+
+
+def test_a_part_that_changes_by_almost_nothing_is_not_called_the_same() -> None:
+    """Its interval leaves out 0, and beside the step it is nothing."""
+    step = Change("step", "ms", 200.0, 201.0, False, interval=(-0.01, 0.02))
+    small = Change("other", "ms", 0.3, 0.35, False, interval=(0.04, 0.31))
+    assert _part_verdict(small, step) == "under 0.5% of the step, 95 % CI +4..+31 %"
+    none = Change("other", "ms", 0.3, 0.3, False, interval=(-0.04, 0.05))
+    assert _part_verdict(none, step) == "same, 95 % CI -4..+5 %"
 
 
 def test_communication_is_split_into_transfer_and_wait(tmp_path: Path) -> None:
