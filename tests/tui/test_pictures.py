@@ -79,12 +79,11 @@ def past_of(picture: View, seconds: int = 120) -> Past:
     # What the fakes have no steps for is filled in by hand: stall, memory.
     moments: list[Moment] = list(past.moments(run.run))
     for i, moment in enumerate(moments):
-        values = array("f", moment.values)
-        for place in moment.ranks.values():
-            base = place * len(RANK_FIELDS)
-            values[base + RANK_FIELDS.index("stall_ms")] = 61.0 * ((i % 20) / 20.0)
-            values[base + RANK_FIELDS.index("memory_gb")] = 0.3 + 0.002 * i
-        moments[i] = replace(moment, values=values)
+        columns = {name: moment.rank_column(name) for name in RANK_FIELDS}
+        columns["stall_ms"] = array("f", [61.0 * ((i % 20) / 20.0)]) * len(moment.ranks)
+        columns["memory_gb"] = array("f", [0.3 + 0.002 * i]) * len(moment.ranks)
+        rows = zip(*columns.values(), strict=True)
+        moments[i] = replace(moment, values=array("f", [value for row in rows for value in row]))
     past._runs[run.run].clear()
     past._runs[run.run].extend(moments)
     return past
