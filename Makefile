@@ -35,11 +35,12 @@ $(VENV)/.installed-dev: $(INPUTS) | $(BIN)/python
 demo: $(VENV)/.installed
 	@$(BIN)/gpuwatch demo
 
-# Most tests are alone with their own functions: several at a time. Those that drive processes, a
-# terminal or a card have the machine to themselves, one after the other. Both parts always run.
+# Most tests are alone with their own functions: several at a time, one more than there are cores,
+# for some of them wait. Those that drive processes, a terminal or a card have the machine to
+# themselves, one after the other. Both parts always run.
 test: $(VENV)/.installed-dev
 	@failed=0; \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not ($(REAL))" || failed=1; \
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 -m "not ($(REAL))" || failed=1; \
 	$(BIN)/python -m pytest -m "$(REAL)" || failed=1; \
 	exit $$failed
 
