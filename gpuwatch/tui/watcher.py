@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,6 +89,13 @@ least this often."""
 
 _KEEP_S = 1.0
 """The past is looked after this often."""
+
+_COLLECT_S = 15.0
+"""Cycles are collected this often. Where many ranks are watched Python's collector runs too seldom
+for those that pages leave behind. What a collection looks at takes it 5 to 15 ms at
+`_COLLECT_RANKS`; of more ranks it is made less often."""
+
+_COLLECT_RANKS = 1024
 
 _CHECKS_S = 1.0
 """The steps after a change are compared this often with those before it."""
@@ -181,6 +189,7 @@ class Watcher:
         self._snoozed: dict[tuple[str, str], tuple[float, int]] = {}
         self._selected_gpu: dict[str, str] = {}
         self._kept_at = -_KEEP_S
+        self._collected_at = clock()
         self._back: tuple[Moment, RunView, RunView, tuple[NodeView, ...]] | None = None
         self._recordings = recordings
         self._job = job
@@ -254,6 +263,10 @@ class Watcher:
                 self._keep(self._view, now)
         self._drawn_at = now
         old, self._scene = self._scene, self._compose(now)
+        ranks = len(self._scene.run.ranks) if self._scene.run is not None else 0
+        if now - self._collected_at >= _COLLECT_S * max(1.0, ranks / _COLLECT_RANKS):
+            self._collected_at = now
+            gc.collect()
         if old.run is not None and len(old.run.ranks) > _LARGE:
             old.release()
         return self._scene

@@ -307,3 +307,16 @@ def test_a_small_run_is_drawn_at_every_tick_whatever_it_costs() -> None:
         used.now += 5.0
     assert session.views >= 4
     watcher.close()
+
+
+def test_cycles_are_collected_every_quarter_of_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the collector's own thresholds are: where many ranks are watched it runs seldom."""
+    clock, session = Clock(), FakeSession(two_ranks())
+    watcher = Watcher(session, no_diagnosis, clock=clock)
+    made: list[float] = []
+    monkeypatch.setattr("gpuwatch.tui.watcher.gc.collect", lambda: made.append(clock.now))
+    for _ in range(120):
+        clock.now += 0.25
+        watcher.poll(force=True)
+    assert made == [115.0, 130.0]
+    watcher.close()
