@@ -137,7 +137,8 @@ def on_the_page_of_the_loader(tmux: support.Tmux) -> None:
             break
         tmux.keys("]")
         time.sleep(1.0)
-    # The first steps of a busy machine may say that one worker more will do.
+    # The first steps may say that a few workers more will do: a whole window knows better.
+    until(tmux, r"of 64 in the window", 90)
     until(
         tmux,
         r"num_workers 1 -> (\d+): predicted step",
