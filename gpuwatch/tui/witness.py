@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Seen", "Witness"]
 
 _KEPT = 256
-"""Commands that are known of each run: four times what a rank remembers of them."""
+"""Commands that are known of each run, four times what a rank remembers of them; more where more
+are in its logs."""
 
 _KEPT_RUNS = 32
 
@@ -48,7 +49,7 @@ class Witness:
     """
 
     def __init__(self, runs: Iterable[str] = ()) -> None:
-        self._known: dict[str, dict[str, None]] = {run: {} for run in runs}
+        self._known: dict[str, frozenset[str]] = {run: frozenset() for run in runs}
 
     def take(self, run: RunView, findings: Sequence[Finding]) -> list[Seen]:
         """Take the newest picture of a run; returns what was set since, by the first that has it.
@@ -66,19 +67,22 @@ class Witness:
         if known is None:
             while len(self._known) >= _KEPT_RUNS:
                 del self._known[next(iter(self._known))]
-            self._known[run.run] = dict.fromkeys(done)
-            return []
+            known = frozenset(done)
+        # What has left the logs does not come back: they are as long for everybody.
+        self._known[run.run] = frozenset(done)
         seen = []
         for ident, (rank, logged) in done.items():
             if ident in known:
                 continue
-            known[ident] = None
-            began_s = min(one.at_s for _, commands in logs for one in commands if one.id == ident)
+            began_s = min(
+                one.at_s - teller.ahead_s
+                for teller, commands in logs
+                for one in commands
+                if one.id == ident
+            )
             found = _seen(run, findings, rank, logged, began_s)
             if found is not None:
                 seen.append(found)
-        while len(known) > _KEPT:
-            del known[next(iter(known))]
         return seen
 
 
@@ -113,7 +117,10 @@ def _seen(
 
 
 def _last_before(run: RunView, at_s: float) -> int:
-    """Return the newest steady step that every rank had ended by then, -1 for none."""
+    """Return the newest steady step that every rank had ended by then, -1 for none.
+
+    `at_s` is by the observer's clock.
+    """
     ended = []
     for rank in run.ranks:
         for record in reversed(rank.window):

@@ -122,16 +122,69 @@ def test_a_change_before_everything_that_is_known_leaves_no_window() -> None:
     assert seen.until == -1
 
 
-def test_the_known_commands_are_bounded() -> None:
+@pytest.mark.parametrize("ahead_s", [(3600, 0), (0, -3600)], ids=str)
+def test_steps_and_log_are_by_the_clocks_of_their_ranks(ahead_s: tuple[int, int]) -> None:
+    run = with_log(stepping(), logged("done", began_s(1051) + ahead_s[1], DONE))
+    ranks = []
+    for rank, ahead in zip(run.ranks, ahead_s, strict=True):
+        window = tuple(
+            msgspec.structs.replace(record, started_s=record.started_s + ahead)
+            for record in rank.window
+        )
+        ranks.append(replace(rank, window=window, last=window[-1], ahead_s=ahead))
+    (seen,) = Witness([run.run]).take(replace(run, ranks=tuple(ranks)), [finding()])
+    assert seen.until == 1050
+
+
+def test_what_logs_still_hold_is_never_new_again() -> None:
+    """Hundreds of commands, each to a rank of its own, are more than are remembered beyond it."""
+    run = stepping()
+    log = [logged("done", began_s(1051), DONE, id=f"c{number}") for number in range(600)]
+    witness = Witness([run.run])
+    assert len(witness.take(with_log(run, *log), [finding()])) == 600
+    assert witness.take(with_log(run, *log), [finding()]) == []
+
+
+def test_only_commands_that_stand_in_a_log_are_known() -> None:
     run = stepping()
     witness = Witness([run.run])
     for number in range(600):
         log = logged("done", began_s(1051), DONE, id=f"c{number}")
         assert len(witness.take(with_log(run, log), [finding()])) == 1
-    assert len(witness._known[run.run]) == 256
+    assert len(witness._known[run.run]) == 1
     for number in range(40):
         witness.take(stepping(run=f"other{number}"), [])
     assert len(witness._known) == 32
+
+
+def test_as_many_commands_as_ranks_are_each_told_once() -> None:
+    """A hint for some ranks of many is a command for each of them."""
+    run = stepping(world=400)
+    ranks = [
+        replace(rank, commands=(logged("done", began_s(1051), DONE, id=f"c{rank.rank}"),))
+        for rank in with_log(run).ranks
+    ]
+    run = replace(run, ranks=tuple(ranks))
+    witness, everywhere = Witness([run.run]), finding(ranks=tuple(range(400)))
+    assert len(witness.take(run, [everywhere])) == 400
+    assert witness.take(run, [everywhere]) == []
+
+
+def test_ranks_of_machines_with_other_clocks_agree_on_the_last_step_before() -> None:
+    run = with_log(stepping())
+    first, second = run.ranks
+    off_s = 7200.0
+    window = tuple(
+        msgspec.structs.replace(record, started_s=record.started_s + off_s)
+        for record in second.window
+    )
+    log = (
+        logged("accepted", began_s(1051) + off_s),
+        logged("done", began_s(1052) + off_s, DONE),
+    )
+    second = replace(second, window=window, commands=log, ahead_s=int(off_s))
+    (seen,) = Witness([run.run]).take(replace(run, ranks=(first, second)), [finding()])
+    assert seen.until == 1050
 
 
 def watched(session: FakeSession, one: Finding) -> Watcher:
