@@ -17,8 +17,8 @@ from textual.strip import Strip
 
 from gpuwatch.tui import GpuwatchApp
 from gpuwatch.tui.config import Config
-from gpuwatch.tui.render.text import Line, fit, width_of
-from gpuwatch.tui.widgets.paint import SpanCompositor, SpanUpdate, cut
+from gpuwatch.tui.render.text import Line, cut, fit, width_of
+from gpuwatch.tui.widgets.paint import SpanCompositor, SpanUpdate
 from gpuwatch.tui.widgets.pane import LinePane, changed_spans
 from tests.tui.fakes import FakeSession, cluster, few_workers, found, peer_wait
 from tests.tui.sides import FakeShelf

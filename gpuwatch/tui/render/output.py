@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import chop_cells
 
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.text import Line, cells, fit, hanging, heading, middle, wrap
+from gpuwatch.tui.render.text import Line, cells, cut, fit, hanging, heading, middle, wrap
 
 if TYPE_CHECKING:
     from gpuwatch.tui.job import Job
@@ -62,26 +62,7 @@ def output_line(text: str, words: str, width: int, *, current: bool, left: int =
         at = end
     parts.append((text[at:], "text"))
     mark = ("▌", "focus") if current else ("…", "faint") if left and text else (" ", "focus")
-    return fit([mark, *_beyond(parts, left)], width)
-
-
-def _beyond(line: Line, left: int) -> Line:
-    """Return what is right of so many cells; half of a wide character is a space."""
-    if not left:
-        return line
-    out: Line = []
-    for text, style in line:
-        size = cells(text)
-        if left >= size:
-            left -= size
-            continue
-        at = 0
-        while left > 0:
-            left -= cells(text[at])
-            at += 1
-        out.append((" " * -left + text[at:], style))
-        left = 0
-    return out
+    return fit([mark, *cut(parts, left, left + width)], width)
 
 
 _NAMED = re.compile(r"  \S.{0,8} +(?=\S)|\s+try  ")

@@ -8,6 +8,7 @@ characters.
 from collections.abc import Iterable
 
 from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.segment import Segment
 
 __all__ = [
     "Line",
@@ -15,6 +16,7 @@ __all__ = [
     "blank",
     "cells",
     "clip",
+    "cut",
     "fit",
     "hanging",
     "heading",
@@ -155,6 +157,31 @@ def fit(line: Line, width: int, fill: str = " ", style: str = "text") -> Line:
     if room:
         out.append((fill * room, style))
     return out
+
+
+def cut(line: Line, x1: int, x2: int) -> Line:
+    """Return the cells from `x1` to `x2` of a line; half of a wide character is a space."""
+    out: Line = []
+    at = 0
+    for text, name in line:
+        size = cells(text)
+        end = at + size
+        if end > x1:
+            part = _cut_text(text, size, max(0, x1 - at), min(size, x2 - at))
+            if part:
+                out.append((part, name))
+        at = end
+        if at >= x2:
+            break
+    return out
+
+
+def _cut_text(text: str, size: int, first: int, last: int) -> str:
+    if not first and last == size:
+        return text
+    if size == len(text):
+        return text[first:last]
+    return Segment(text).split_cells(last)[0].split_cells(first)[1].text
 
 
 def spread(

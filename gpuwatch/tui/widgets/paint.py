@@ -11,50 +11,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
-from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import Compositor, CompositorUpdate
 from textual.geometry import Region
 
-from gpuwatch.tui.render.text import Line, cells
 from gpuwatch.tui.theme import Through
 
 if TYPE_CHECKING:
     from rich.console import Console
     from textual.widget import Widget
 
-__all__ = ["Painted", "Piece", "SpanCompositor", "SpanUpdate", "cut"]
+__all__ = ["Painted", "Piece", "SpanCompositor", "SpanUpdate"]
 
 Piece = tuple[str, Style]
 
 _NULL = Style.null()
 _BITS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 21, 51, 52, 53)
 """SGR codes of Rich's attributes, from the lowest bit."""
-
-
-def cut(line: Line, x1: int, x2: int) -> Line:
-    """Return the cells from `x1` to `x2` of a line; half of a wide character is a space."""
-    out: Line = []
-    at = 0
-    for text, name in line:
-        size = cells(text)
-        end = at + size
-        if end > x1:
-            part = _cut_text(text, size, max(0, x1 - at), min(size, x2 - at))
-            if part:
-                out.append((part, name))
-        at = end
-        if at >= x2:
-            break
-    return out
-
-
-def _cut_text(text: str, size: int, first: int, last: int) -> str:
-    if not first and last == size:
-        return text
-    if size == len(text):
-        return text[first:last]
-    return Segment(text).split_cells(last)[0].split_cells(first)[1].text
 
 
 class Painted:

@@ -17,9 +17,9 @@ from textual.widget import Widget
 from gpuwatch.tui.binding import bind
 from gpuwatch.tui.layout import Rect
 from gpuwatch.tui.render.glyphs import to_ascii
-from gpuwatch.tui.render.text import Line, cells, width_of
+from gpuwatch.tui.render.text import Line, cells, cut, width_of
 from gpuwatch.tui.theme import SELECTED_STYLES, STYLES, Through, styles_through
-from gpuwatch.tui.widgets.paint import Painted, Piece, cut
+from gpuwatch.tui.widgets.paint import Painted, Piece
 
 __all__ = [
     "LinePane",
