@@ -124,7 +124,7 @@ def _last_before(run: RunView, at_s: float) -> int:
     ended = []
     for rank in run.ranks:
         for record in reversed(rank.window):
-            if record.started_s + record.step_ns / 1e9 <= at_s:
+            if record.started_s + record.step_ns / 1e9 <= at_s + rank.ahead_s:
                 ended.append(record.index)
                 break
         else:
