@@ -15,6 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from gpuwatch import __version__
+from gpuwatch.commands.target import PROGRAM
 from gpuwatch.errors import AgentError, TargetError
 from gpuwatch.frames import encode, printable
 from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
@@ -35,16 +36,13 @@ from gpuwatch.wire.collect import (
 from gpuwatch.wire.collect.pipelink import ANSWER_S
 
 __all__ = [
-    "PROGRAM",
     "RemoteSession",
-    "is_remote",
     "make_room",
     "open_session",
     "parse_target",
     "parse_via",
 ]
 
-PROGRAM = "gpuwatch"
 _AGENT = ("agent", "--stdio")
 
 SSH_ARGV = (
@@ -91,11 +89,6 @@ _KEPT_RANKS = 40_000
 _FILES = 128
 _FILES_A_PIPE = 4  # three, and one of a command that is ending
 _FILES_A_SOCKET = 5  # the connection, three that wake who waits, and one that is closing
-
-
-def is_remote(target: str) -> bool:
-    """Whether a TARGET is reached over a way; else it is a run or a file of this machine."""
-    return "://" in target or target == "local"
 
 
 def parse_target(
@@ -225,21 +218,25 @@ def open_session(
     program: str = PROGRAM,
     key: JobKey | None = None,
     tap: Callable[[bytes], None] | None = None,
+    many_runs: bool = False,
 ) -> "tuple[RemoteSession, str | None]":
     """Return a session on all of the targets, and the run that one of them names.
 
-    `key` is the job key of those over TCP.
+    `key` is the job key of those over TCP. With `many_runs` they may name several, and the first is
+    returned.
 
     Raises:
-        TargetError: one of them is no target, or there are too many.
+        TargetError: one of them is no target, or there are too many, or they name several runs.
     """
     found = [parse_target(text, program, key) for text in targets]
     found += [parse_via(text, program) for text in via]
     found = list(dict.fromkeys(found))
+    runs = list(dict.fromkeys(target.run for target in found if target.run))
+    if len(runs) > 1 and not many_runs:
+        raise TargetError(f"the targets name {len(runs)} runs, {runs[0]!r} and {runs[1]!r}")
     sockets = sum(isinstance(target, TcpTarget) for target in found)
     make_room(len(found) - sockets, sockets)
-    run = next((target.run for target in found if target.run), None)
-    return RemoteSession(found, tap=tap), run
+    return RemoteSession(found, tap=tap), next(iter(runs), None)
 
 
 class RemoteSession:
@@ -311,7 +308,7 @@ class RemoteSession:
         for run, rank in missing:
             key = (run, rank)
             asked_s, pause_s = self._asked.get(key, (0.0, 0.0))
-            if received_s - asked_s <= pause_s:
+            if received_s - asked_s <= pause_s or len(self._to_ask) >= _KEPT_RANKS:
                 continue
             # A connection that is too slow for its frames is not to carry their past each second.
             often = received_s - asked_s < 4 * pause_s

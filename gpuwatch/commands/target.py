@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuwatch.wire.collect import JobKey
 
 __all__ = [
+    "PROGRAM",
     "Picture",
     "Targets",
     "named_run",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 PROGRAM = "gpuwatch"
+"""What is called on the other side, unless --remote-command says another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +165,14 @@ def open_targets(
     if targets.elsewhere:
         from gpuwatch.commands.remote import open_session
 
-        program = targets.program or PROGRAM
-        session, run = open_session(
-            list(targets.words), via=targets.via, program=program, key=key, tap=tap
+        return open_session(
+            list(targets.words),
+            via=targets.via,
+            program=targets.program or PROGRAM,
+            key=key,
+            tap=tap,
+            many_runs=many_runs,
         )
-        named = list(dict.fromkeys(w.target.run for w in session.pipes if w.target.run))
-        if len(named) > 1 and not many_runs:
-            session.close()
-            raise TargetError(f"the targets name {len(named)} runs, {named[0]!r} and {named[1]!r}")
-        return session, run
     from gpuwatch.commands.session import LiveSession
 
     return LiveSession(tap=tap), next(iter(targets.words), None)

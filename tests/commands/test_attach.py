@@ -223,6 +223,17 @@ def test_after_a_pause_of_the_monitor_few_ranks_are_asked_at_a_time_and_in_the_e
     assert 20 < asked[-1][0] - asked[0][0] < 40
 
 
+def test_a_far_side_that_names_ranks_without_end_has_few_of_them_waiting(
+    session: RemoteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_KEPT_RANKS", 100)
+    monkeypatch.setattr(remote, "_ASKS", 0)  # it is nobody's turn
+    for seq in (1, 9):  # the frames between are missing
+        frames = [rank_frame(seq, rank=rank) for rank in range(1000)]
+        apply(session, "a", node_frame(seq, frames), 1000.0 + seq)
+    assert 0 < len(session._to_ask) <= 100
+
+
 def test_so_many_targets_as_there_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = (256, 1024)
     new: list[tuple[int, int]] = []
