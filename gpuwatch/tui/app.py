@@ -177,6 +177,7 @@ class GpuwatchApp(App[None]):
         self._terminal: TerminalWatch | None = None
         self._told: tuple[str, str] | None = None
         self._told_until = 0.0
+        self._pressed_told = False
         self._tasks: list[Task] = []
         self._profiles: dict[tuple[str, int], Profile] = {}
 
@@ -221,6 +222,11 @@ class GpuwatchApp(App[None]):
     def told(self) -> tuple[str, str] | None:
         """What the footer has to say now, with its style; None for the keys."""
         return self._told
+
+    @property
+    def pressed_told(self) -> bool:
+        """Whether the footer had something to say when the mouse was pressed last."""
+        return self._pressed_told
 
     def on_load(self) -> None:
         """Keep the collector out of the way until the first picture is up."""
@@ -349,6 +355,8 @@ class GpuwatchApp(App[None]):
         back from there: what follows `/` would be lost until the line that it opens has the focus.
         """
         if isinstance(event, Key | MouseDown) and not event.is_forwarded:
+            if isinstance(event, MouseDown):
+                self._pressed_told = self._told is not None
             self._forget_told()
         if isinstance(event, Key) and not event.is_forwarded and event.key != "ctrl+c":
             screen = self.screen

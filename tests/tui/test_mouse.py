@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.events import MouseDown, MouseUp
 from textual.pilot import Pilot
 
 from gpuwatch.store.views import View
@@ -91,6 +92,24 @@ def test_a_click_beside_the_keys_does_nothing(keys: tuple[str, ...]) -> None:
             text = await click(pilot, x, 23)
             assert (app.focused, app.screen) == (focused, screen), x
             assert text.splitlines()[1:] == before
+
+    drive(cluster(), script, size=SMALL, diagnose=FOUND)
+
+
+def test_a_click_on_a_message_is_not_one_on_the_key_below_it() -> None:
+    async def script(app: GpuwatchApp, pilot: Pilot[None]) -> None:
+        text = await press(pilot, "1")
+        x, y = footer(text).index("? help"), SMALL[1] - 1
+        app.tell("a message " * 7)
+        opened = []
+        for _ in range(2):
+            # As a terminal sends them; the pilot's own clicks go to the screen.
+            for kind in (MouseDown, MouseUp):
+                app.post_message(kind(None, x, y, 0, 0, 1, False, False, False))
+                await pilot.pause()
+            await pilot.pause()
+            opened.append(isinstance(app.screen, HelpScreen))
+        assert opened == [False, True]
 
     drive(cluster(), script, size=SMALL, diagnose=FOUND)
 

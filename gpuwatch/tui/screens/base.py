@@ -228,6 +228,8 @@ class FedScreen(Screen[None]):
                 self.go_to_moment(message.pane.lines[message.y], message.x)
             return
         message.stop()
+        if self.gpuwatch.pressed_told:
+            return  # it was what stood there that was clicked, no key
         for start, end, action in footer_spans(self._keys, self.app.size.width, self._number()):
             if start <= message.x < end:
                 call = ACTIONS[action].call
