@@ -8,7 +8,7 @@ from gpuwatch.schema import GpuSample
 from gpuwatch.store.views import RankView
 from gpuwatch.tui.render import numbers
 
-__all__ = ["METRICS", "OWN", "Metric", "metric_text", "metric_values", "next_metric"]
+__all__ = ["METRICS", "OWN", "Metric", "metric_text", "next_metric"]
 
 Getter = Callable[[RankView, GpuSample | None], float | None]
 
@@ -79,14 +79,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("temperature", "temp °C", "°C", "temperature of the device", _device("temperature")),
 )
 """In the order in which `m` goes through them."""
-
-
-def metric_values(
-    metric: Metric, ranks: Sequence[RankView], gpus: Sequence[GpuSample | None]
-) -> list[float | None]:
-    """Return the metric of each rank; None where it is unknown or no number."""
-    values = [metric.get(rank, gpu) for rank, gpu in zip(ranks, gpus, strict=True)]
-    return [value if value is not None and isfinite(value) else None for value in values]
 
 
 def metric_text(metric: Metric, value: float | None) -> str:

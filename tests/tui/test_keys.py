@@ -588,7 +588,7 @@ def test_help_lists_the_keys_of_the_view_it_was_opened_on() -> None:
         assert "Keys here" in text
         assert "copy what is shown as Markdown" in text
         text = await press(pilot, "question_mark", "2", "question_mark")
-        assert "copy it as Markdown" not in text
+        assert "copy what is shown as Markdown" not in text
         assert "where every thread of the rank stands now" in text
 
     drive(two_ranks(), script, size=(120, 60), diagnose=FOUND)

@@ -316,7 +316,7 @@ def test_headers_in_every_state() -> None:
     gone = fakes.rank_view(1, state="gone", state_reason="exit code -9 (killed)")
     pictures = [
         fakes.view([fakes.run_view([fakes.rank_view(0), gone])]),
-        fakes.view([fakes.run_view([replace(gone, rank=0), gone])]),
+        fakes.view([fakes.run_view([replace(gone, rank=0), gone], state="ended")]),
         fakes.view([fakes.run_view([fakes.rank_view(state="ended")], state="ended")]),
         fakes.view([fakes.run_view([fakes.rank_view()], simulated=True, lost=7, dropped=3)]),
         replace(fakes.two_ranks(), link="lost", message="the node process 77 does not answer"),

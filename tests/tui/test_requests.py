@@ -75,8 +75,6 @@ from tests.tui.test_app import drive, press, screen_text
 from tests.tui.test_keys import Recording, footer
 from tests.tui.test_pictures import SIZE_IDS, SIZES
 
-GIB = 2**30
-
 MEMORY: dict[str, Any] = {
     "schema": 1,
     "rss_bytes": 1_240_000_000,
