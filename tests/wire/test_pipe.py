@@ -32,7 +32,7 @@ from gpuwatch.wire.collect.pipe import (
     _Outbox,
     preamble,
 )
-from gpuwatch.wire.collect.pipelink import Backoff
+from gpuwatch.wire.collect.way import Backoff
 
 FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")
 TESTS = str(Path(__file__).parent.parent)

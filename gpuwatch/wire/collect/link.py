@@ -58,11 +58,8 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise AgentError(f"the node process cannot be started: {exc}") from None
     if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise AgentError(
-            "the node process cannot be started: "
-            f"{words[-1].removeprefix('gpuwatch: ') if words else 'no reason given'}"
-        )
+        why = _last_line(done.stderr) or "no reason given"
+        raise AgentError(f"the node process cannot be started: {why}")
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         presence = agent_presence(directory)
@@ -70,7 +67,7 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
             return presence, True
         time.sleep(0.02)
     log = directory / "agent.log"
-    last = _last_words(log)
+    last = _last_line(_end_of(log))
     raise AgentError(
         f"the node process did not come up: {last} (more in {log})"
         if last
@@ -78,14 +75,18 @@ def ensure_agent(directory: Path, agent_argv: Sequence[str]) -> tuple[Presence, 
     )
 
 
-def _last_words(log: Path) -> str:
-    """Return the last line of a log, empty if there is none."""
+def _end_of(log: Path) -> bytes:
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
-            lines = file.read(_LOG_BYTES).decode("utf-8", "replace").strip().splitlines()
+            return file.read(_LOG_BYTES)
     except OSError:
-        return ""
+        return b""
+
+
+def _last_line(said: bytes) -> str:
+    """Return the last line that a process of ours has said, empty if there is none."""
+    lines = said.decode("utf-8", "replace").strip().splitlines()
     return printable(lines[-1].removeprefix("gpuwatch: "))[:_WORDS] if lines else ""
 
 

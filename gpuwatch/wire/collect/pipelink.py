@@ -31,7 +31,6 @@ from gpuwatch.wire.collect.way import (
     QUIET_S,
     RATE_BYTES,
     SETTLED_S,
-    Backoff,
     OnFrame,
     OnState,
     Way,
@@ -80,14 +79,11 @@ class Pipe(Way):
         interval_s: float = 0.0,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(on_frame, on_state)
+        super().__init__(on_frame, on_state, start_s, rng)
         self.target = target
-        self.look_s = start_s  # when it is to be looked at next
         self._interval_s = interval_s
         self._package = package
         self._selector = selector
-        self._backoff = Backoff(rng)
-        self._start_s: float | None = start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._dying: list[tuple[subprocess.Popen[bytes], float]] = []
         self._reset(start_s)
@@ -120,7 +116,7 @@ class Pipe(Way):
         self._bury(now_s)
         process = self._process
         if process is None:
-            if self._start_s is not None and now_s >= self._start_s:
+            if now_s >= self._start_s:
                 self._start(now_s)
             return
         if self._ended_s is None and process.poll() is not None and self._reading and self._read():
@@ -178,12 +174,6 @@ class Pipe(Way):
         self._selector.register(process.stdout, selectors.EVENT_READ, self._hear)
         self._selector.register(process.stderr, selectors.EVENT_READ, self._listen)
         self._reading = True
-
-    def _fail(self, complaint: Complaint) -> None:
-        """End the connection, say why, and come back later."""
-        self.end()
-        self._start_s = time.monotonic() + self._backoff.delay_s(soon=complaint.soon)
-        self._say("lost", complaint.text)
 
     def _finish(self, status: int | None) -> None:
         self._listen()

@@ -47,7 +47,6 @@ from gpuwatch.wire.collect.way import (
     QUIET_S,
     RATE_BYTES,
     SETTLED_S,
-    Backoff,
     OnFrame,
     OnState,
     Turns,
@@ -220,9 +219,8 @@ class TcpWay(Way):
         interval_s: float = 0.0,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(on_frame, on_state)
+        super().__init__(on_frame, on_state, start_s, rng)
         self.target = target
-        self.look_s = start_s  # when it is to be looked at next
         self._package = package
         self._greeting = preamble(package) + (encode(wish(interval_s)) if interval_s else b"")
         self._calm = interval_s > 0
@@ -231,8 +229,6 @@ class TcpWay(Way):
         self._gate = gate
         self._turns = turns
         self._ask = ask
-        self._backoff = Backoff(rng)
-        self._start_s = start_s
         self._socket: zmq.Socket[bytes] | None = None
         self._socket_fd = -1
         self._monitor: zmq.Socket[bytes] | None = None
@@ -421,12 +417,6 @@ class TcpWay(Way):
             self._fail(why_no_connection(self.target, next(told, found.number)))
         else:
             self._fail(why_no_handshake(self.target, found.greeting))
-
-    def _fail(self, complaint: Complaint) -> None:
-        """End the connection, say why, and come back later."""
-        self.end()
-        self._start_s = time.monotonic() + self._backoff.delay_s(soon=complaint.soon)
-        self._say("lost", complaint.text)
 
     def end(self) -> None:
         """Let go of the connection and of all that waits in it."""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from gpuwatch.errors import FrameError, WireVersionError
 from gpuwatch.frames import decode_node_frame, printable
 from gpuwatch.schema import NodeFrame
-from gpuwatch.wire.collect.complaints import PipeTarget, TcpTarget
+from gpuwatch.wire.collect.complaints import Complaint, PipeTarget, TcpTarget
 from gpuwatch.wire.collect.pipe import PIPE
 
 __all__ = [
@@ -36,7 +36,7 @@ LONGEST_S = 30.0
 SETTLED_S = 10.0
 """A connection that held so long has worked: the next wait is short again."""
 QUIET_S = 10.0
-"""An open way says something each second."""
+"""An open way says something each second, or every other one where it is asked for few frames."""
 STALE_S = 3.0
 """After this without a frame its ranks count as silent."""
 
@@ -140,7 +140,9 @@ class Way:
 
     target: PipeTarget | TcpTarget
 
-    def __init__(self, on_frame: OnFrame, on_state: OnState) -> None:
+    def __init__(
+        self, on_frame: OnFrame, on_state: OnState, start_s: float, rng: random.Random | None = None
+    ) -> None:
         self.state = "connecting"
         self.trouble = ""
         self.nodes: tuple[str, ...] = ()
@@ -148,6 +150,9 @@ class Way:
         self.had_past = False
         self.heard_s = 0.0
         self.attached = 0
+        self.look_s = start_s  # when it is to be looked at next
+        self._start_s = start_s  # when the next try begins
+        self._backoff = Backoff(rng)
         self._on_frame = on_frame
         self._on_state = on_state
         self._live_s = 0.0
@@ -169,6 +174,16 @@ class Way:
         if (state, trouble) != (self.state, self.trouble):
             self.state, self.trouble = state, trouble
             self._on_state(self)
+
+    def end(self) -> None:
+        """Let go of the connection and of all that waits in it."""
+        raise NotImplementedError
+
+    def _fail(self, complaint: Complaint) -> None:
+        """End the connection, say why, and come back later."""
+        self.end()
+        self._start_s = time.monotonic() + self._backoff.delay_s(soon=complaint.soon)
+        self._say("lost", complaint.text)
 
     def _take_frame(self, data: bytes, received_s: float) -> None:
         """Take one frame.
