@@ -1,15 +1,14 @@
 """A run directory without room: each command names the cause and the place, and what to do."""
 
-import contextlib
 import errno
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import support
+from smalldisk import fill, small_run_directory
 
 from gpuwatch.commands import room
 from gpuwatch.commands.doctor import environment_checks
@@ -26,20 +25,9 @@ def said_of(directory: Path) -> str:
 @pytest.fixture
 def full() -> Iterator[Path]:
     """A run directory on a file system of 32 kB that is full; nobody was there before."""
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system takes root")
-    with support.run_directory() as directory:
-        options = ["-t", "tmpfs", "-o", "size=32k,mode=700", "gpuwatch", str(directory)]
-        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
-        try:
-            with contextlib.suppress(OSError), (directory / "full").open("wb", 0) as file:
-                while file.write(bytes(512)):
-                    pass
-            yield directory
-        finally:
-            subprocess.run(["umount", "--lazy", str(directory)], check=False)
+    with small_run_directory(32) as directory:
+        fill(directory)
+        yield directory
 
 
 def gpuwatch(directory: Path, *argv: str) -> "subprocess.CompletedProcess[str]":

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import support
+from smalldisk import fill, small_run_directory
 
 from gpuwatch.commands.remote import open_session
 from gpuwatch.commands.session import LiveSession
@@ -523,26 +523,9 @@ def test_the_door(scene: Scene, door: Door, row: tuple[str, int, dict[str, Any]]
 
 @pytest.fixture
 def full(scene: Scene) -> Iterator[Path]:
-    """A run directory on a file system that has no byte left."""
-    if os.geteuid() or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system takes root")
-    with support.run_directory() as directory:
-        options = ["-t", "tmpfs", "-o", "size=64k,mode=700", "gpuwatch", str(directory)]
-        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
-        try:
-            yield directory
-        finally:
-            subprocess.run(["umount", "--lazy", str(directory)], check=False)
-
-
-def fill(directory: Path) -> Path:
-    path = directory / "full"
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while file.write(bytes(512)):
-            pass
-    return path
+    """A run directory on a file system that is soon full."""
+    with small_run_directory(64) as directory:
+        yield directory
 
 
 def test_a_full_run_directory(scene: Scene, full: Path, tmp_path: Path) -> None:
