@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from gpuwatch.tui.render import numbers
-from gpuwatch.tui.render.text import Line, clip, fit, heading, pad, rpad, spread, width_of, wrap
+from gpuwatch.tui.render.text import (
+    Line,
+    cells,
+    clip,
+    fit,
+    hanging,
+    heading,
+    pad,
+    rpad,
+    spread,
+    width_of,
+    wrap,
+)
 from gpuwatch.tui.scene import Scene
 
 if TYPE_CHECKING:
@@ -291,9 +301,7 @@ def finding_detail(item: Finding, scene: Scene, width: int, *, focused: bool = T
         item.severity if item.state == "open" else f"resolved at step {item.resolved_step or 0:,}"
     )
     lead = f"  {glyph} {word}   "
-    for i, row in enumerate(wrap(item.summary, width - cell_len(lead) - 2)):
-        first = (lead, style) if i == 0 else (" " * cell_len(lead), "text")
-        lines.append(fit([first, (row, "strong")], width))
+    lines += hanging([(lead, style)], item.summary, "strong", width)
     facts: list[str] = []
     facts.append(f"cost {cost_text(item)}")
     if numbers.known(item.share):
@@ -383,7 +391,7 @@ def _packed(facts: Sequence[str], width: int) -> list[Line]:
     lines: list[Line] = []
     row = ""
     for fact in facts:
-        if row and cell_len(row) + 3 + cell_len(fact) > width - 6:
+        if row and cells(row) + 3 + cells(fact) > width - 6:
             lines.append(fit([("    ", "text"), (row, "dim")], width))
             row = ""
         row = f"{row}   {fact}" if row else fact
@@ -396,10 +404,8 @@ def _section(title: str, width: int, entries: Sequence[Line], empty: str) -> lis
     if not entries and empty:
         lines.append(fit([("    ", "text"), (empty, "dim")], width))
     for entry in entries:
-        text = entry[0][0]
-        for i, row in enumerate(wrap(text, width - 8)):
-            lead = "    · " if i == 0 else "      "
-            lines.append(fit([(lead, "dim"), (row, entry[0][1])], width))
+        text, style = entry[0]
+        lines += hanging([("    · ", "dim")], text, style, width)
     return lines
 
 
@@ -425,8 +431,7 @@ def _evidence(item: Finding, width: int) -> list[Line]:
         ]
         rest = f" {piece.compared_with}" if piece.compared_with else ""
         source = f"[{piece.source}] " if piece.source else ""
-        used = sum(cell_len(text) for text, _ in line)
-        if used + cell_len(rest) + cell_len(source) + 1 < width:
+        if width_of(line) + cells(rest) + cells(source) + 1 < width:
             lines.append(spread([*line, (rest, "text")], [(source, "faint")], width, keep="left"))
             continue
         # No room beside the number: below it, whole.

@@ -159,8 +159,7 @@ def proposal_lines(
     if others > 1:
         facts.append(f"{others} hints of this finding can be set: ] shows the next")
     for fact in facts:
-        for i, row in enumerate(wrap(fact, width - 8)):
-            lines.append(fit([("   · " if i == 0 else "     ", "dim"), (row, "text")], width))
+        lines += hanging([("   · ", "dim")], fact, "text", width)
     lines.append(fit([("", "text")], width))
     text = "enter sets it in the running training, esc does not"
     lines.append(fit([("   ", "text"), (text, "accent")], width))
@@ -180,16 +179,13 @@ def change_lines(
     world = run.world_size if run is not None else len(request.ranks)
     lines = [*_head(proposal, world, width), fit([("", "text")], width)]
     if request.error:
-        rows = wrap(request.error, width - 6)
-        return [*lines, *(fit([(" ▲ ", "warning"), (row, "text")], width) for row in rows)]
+        return [*lines, *hanging([(" ▲ ", "warning")], request.error, "text", width)]
     ranks = {rank.rank: rank for rank in run.ranks} if run is not None else {}
     for (status, text), members in _grouped(request.answers, ranks, request.waited_s, link):
         mark = _MARKS.get(status, "·")
         who = pad(ranks_text(members, None, 16), 14)
-        head = f" {mark} {who}  {pad(status, 9)} "
-        for i, row in enumerate(wrap(text, width - len(head) - 2) or [""]):
-            lead = head if i == 0 else " " * len(head)
-            lines.append(fit([(lead, _STYLES.get(status, "text")), (row, "text")], width))
+        head: Line = [(f" {mark} {who}  {pad(status, 9)} ", _STYLES.get(status, "text"))]
+        lines += hanging(head, text, "text", width)
     if proposal.finding is None:
         return lines
     lines += [fit([("", "text")], width), fit([("  CHECK", "title")], width)]

@@ -6,7 +6,7 @@ from gpuwatch.store.views import RankView
 from gpuwatch.tui.answers import CudaMemory, MemoryAnswer, TensorKind
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
-from gpuwatch.tui.render.text import Line, fit, hanging, heading, pad, rpad, width_of, wrap
+from gpuwatch.tui.render.text import Line, fit, hanging, heading, pad, rpad, width_of
 
 __all__ = ["memory_lines", "memory_markdown", "size_text", "waiting_lines"]
 
@@ -31,10 +31,7 @@ def waiting_lines(
         note = f"in {rank.phase} for {numbers.age(rank.phase_age_s)}, step {rank.steps:,}"
     lines = [heading(title, width, note=note, focused=True), fit([("", "text")], width)]
     lead, style = (" ▲ ", "warning") if problem else (" ", "dim")
-    for i, row in enumerate(wrap(text, width - len(lead) - 2)):
-        first = (lead, style) if i == 0 else (" " * len(lead), "text")
-        lines.append(fit([first, (row, "text" if problem else "dim")], width))
-    return lines
+    return [*lines, *hanging([(lead, style)], text, "text" if problem else "dim", width)]
 
 
 def _entry(label: str, parts: list[tuple[str, str]], width: int) -> Line:
@@ -50,9 +47,7 @@ def _long(
 
 def _na(label: str, reason: str, width: int) -> list[Line]:
     """Return n/a with its reason, all of it."""
-    text = f"n/a: {reason}" if reason else "n/a"
-    rows = wrap(text, width - _LABEL - 5)
-    return [_entry(label if i == 0 else "", [(row, "dim")], width) for i, row in enumerate(rows)]
+    return _long(label, [], f"n/a: {reason}" if reason else "n/a", "dim", width)
 
 
 def memory_lines(

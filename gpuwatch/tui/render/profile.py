@@ -11,7 +11,7 @@ from gpuwatch.tui.answers import Operator, ProfileAnswer
 from gpuwatch.tui.render import numbers
 from gpuwatch.tui.render.bars import gauge
 from gpuwatch.tui.render.memory import size_text
-from gpuwatch.tui.render.text import Line, cells, fit, heading, pad, rpad, wrap
+from gpuwatch.tui.render.text import Line, cells, fit, hanging, heading, pad, rpad, wrap
 from gpuwatch.tui.requests import Answer, is_expired, pending_text
 
 if TYPE_CHECKING:
@@ -107,9 +107,8 @@ def profile_lines(
         value = getattr(answer, name)
         if value is None:
             reason = answer.na.get(name) or "the profile does not tell"
-            for i, row in enumerate(wrap(f"n/a: {reason}", width - _LABEL - 5)):
-                head = label if i == 0 else ""
-                lines.append(fit([(f"   {pad(head, _LABEL)}", "dim"), (row, "dim")], width))
+            lead: Line = [(f"   {pad(label, _LABEL)}", "dim")]
+            lines += hanging(lead, f"n/a: {reason}", "dim", width)
             continue
         parts = [(rpad(_figure(answer, name), 9), "strong"), (f"   {_WORDS[name]}", "text")]
         lines.append(fit([(f"   {pad(label, _LABEL)}", "dim"), *parts], width))

@@ -18,6 +18,7 @@ from gpuwatch.tui.render.text import (
     blank,
     clip,
     fit,
+    hanging,
     heading,
     join,
     pad,
@@ -390,10 +391,7 @@ def rank_facts(rank: RankView, scene: Scene, width: int) -> list[Line]:
         for i, row in enumerate(_packed(facts, width - 14)):
             lines.append(fit([(f" {pad(title if i == 0 else '', 11)}", "dim"), *row], width))
     for text in rank.notices:
-        lines += [
-            fit([(" ▲ " if i == 0 else "   ", "warning"), (row, "text")], width)
-            for i, row in enumerate(wrap(text, width - 5))
-        ]
+        lines += hanging([(" ▲ ", "warning")], text, "text", width)
     return lines
 
 
