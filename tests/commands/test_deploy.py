@@ -241,7 +241,19 @@ def test_tmux_holds_a_training_and_its_monitor(tmp_path: Path) -> None:
     assert watched == "run-id=|gpuwatch|"
 
 
-# --- tests that are named exist ----------------------------------------------------------------
+# --- what is named exists ----------------------------------------------------------------------
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    named = {
+        name
+        for page in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        for name in re.findall(
+            r"\b((?:gpuwatch|trainer|benchmarks|tests)/[\w/]+\.py)", page.read_text()
+        )
+    }
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 def test_every_test_that_the_security_page_names_exists() -> None:
