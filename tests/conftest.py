@@ -90,6 +90,17 @@ def rundir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for a core make hundreds of small steps slow."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[support.Zygote]:
     """A process that has imported torch, from which scripts are forked."""

@@ -71,6 +71,21 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
     }
 
 
+def gpuwatch(
+    directory: Path, *argv: str, timeout_s: float = 60.0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with that run directory to its end; what it said and how it ended."""
+    return subprocess.run(
+        [*GPUWATCH, *argv],
+        env=environment(directory, **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
 def process(
     argv: Sequence[str], env: Mapping[str, str], *, output: Path | None = None

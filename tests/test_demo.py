@@ -24,15 +24,7 @@ def nothing_is_left(rundir: Path) -> None:
 
 
 def test_headless(rundir: Path) -> None:
-    done = subprocess.run(
-        [*support.GPUWATCH, "demo", "--headless", "--seconds", "12"],
-        env=support.environment(rundir),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = support.gpuwatch(rundir, "demo", "--headless", "--seconds", "12", timeout_s=110)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == 1

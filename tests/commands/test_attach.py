@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -132,15 +131,8 @@ def test_commands_in_between_are_words_and_no_shell(monkeypatch: pytest.MonkeyPa
 def test_targets_that_cannot_be_reached_are_a_sentence_each(rundir: Path) -> None:
     missing = "/nowhere/to/be/found"
     targets = ["--via", "false", "--via", missing, "ssh://nowhere.invalid"]
-    done = subprocess.run(
-        [*support.GPUWATCH, "attach", "--json", *targets],
-        env=support.environment(rundir, GPUWATCH_SSH="sh -c 'echo Permission denied, x; exit 9'"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
-    )
+    refuses = "sh -c 'echo Permission denied, x; exit 9'"
+    done = support.gpuwatch(rundir, "attach", "--json", *targets, GPUWATCH_SSH=refuses)
     assert (done.returncode, done.stdout) == (3, "")
     lines = done.stderr.strip().splitlines()
     assert sorted(lines) == [
@@ -151,15 +143,7 @@ def test_targets_that_cannot_be_reached_are_a_sentence_each(rundir: Path) -> Non
 
 
 def test_a_run_of_this_machine_or_a_machine_without_its_ssh(rundir: Path) -> None:
-    done = subprocess.run(
-        [*support.GPUWATCH, "attach", "node1"],
-        env=support.environment(rundir),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
-    )
+    done = support.gpuwatch(rundir, "attach", "node1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "gpuwatch: no run 'node1' on this machine; another machine is written ssh://node1\n"
@@ -615,17 +599,9 @@ def test_the_screen_shows_both_and_says_what_a_third_lacks(machines: list[Path])
 
 def test_one_picture_of_two_machines_as_json(machines: list[Path]) -> None:
     vias = [f"env GPUWATCH_DIR={directory}" for directory in machines]
-    done = subprocess.run(
-        [
-            *(*support.GPUWATCH, "attach", "--json", "--via", vias[0], "--via", vias[1]),
-            *("--via", "false", "--remote-command", shlex.join(support.GPUWATCH)),
-        ],
-        env=support.environment(machines[0]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
+    ways = ["--via", vias[0], "--via", vias[1], "--via", "false"]
+    done = support.gpuwatch(
+        machines[0], "attach", "--json", *ways, "--remote-command", shlex.join(support.GPUWATCH)
     )
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout)["runs"]

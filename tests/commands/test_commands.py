@@ -18,15 +18,7 @@ FAKE_RANK = str(Path(__file__).parent.parent / "wire" / "fake_rank.py")
 def gpuwatch(
     rundir: Path, *argv: str, expect: int = 0, timeout_s: float = 60, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*support.GPUWATCH, *argv],
-        env=support.environment(rundir, **env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    done = support.gpuwatch(rundir, *argv, timeout_s=timeout_s, **env)
     assert done.returncode == expect, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -161,14 +160,7 @@ def test_an_unusable_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.process
 def test_the_command(rundir: Path) -> None:
     def run(*args: str) -> str:
-        done = subprocess.run(
-            [*support.GPUWATCH, "doctor", *args],
-            env=support.environment(rundir),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = support.gpuwatch(rundir, "doctor", *args)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,18 +29,6 @@ def full() -> Iterator[Path]:
         yield directory
 
 
-def gpuwatch(directory: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*support.GPUWATCH, *argv],
-        env=support.environment(directory),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_every_command_says_that_there_is_no_space_and_where(full: Path, tmp_path: Path) -> None:
     for argv in (
         ["status"],
@@ -50,7 +37,7 @@ def test_every_command_says_that_there_is_no_space_and_where(full: Path, tmp_pat
         ["agent", "--detach"],
         ["attach", "--json", "local"],
     ):
-        done = gpuwatch(full, *argv)
+        done = support.gpuwatch(full, *argv)
         assert (done.returncode, done.stdout) == (3, ""), argv
         assert said_of(full) in done.stderr, argv
         assert "set GPUWATCH_DIR to another directory" in done.stderr
@@ -68,7 +55,7 @@ def test_every_command_says_that_there_is_no_space_and_where(full: Path, tmp_pat
         # There is room again: all is well without a word of ours.
         (full / "full").unlink()
         support.wait_until(lambda: support.agent_presence(full) is not None, 20, "a node process")
-    assert gpuwatch(full, "status").returncode == 0
+    assert support.gpuwatch(full, "status").returncode == 0
 
 
 def test_it_is_seen_before_anything_is_written(

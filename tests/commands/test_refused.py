@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,14 +62,7 @@ def test_who_has_another_key_is_said_by_the_command(rundir: Path, tmp_path: Path
     with support.process(argv, env, output=Path(log)):
         support.wait_until(lambda: "port" in support.text_of(Path(log)), 20, "a port")
         port = support.text_of(Path(log)).partition("port ")[2].partition(";")[0]
-        done = subprocess.run(
-            [*support.GPUWATCH, "status", f"tcp://127.0.0.1:{port}", "--key", other],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = support.gpuwatch(rundir, "status", f"tcp://127.0.0.1:{port}", "--key", other)
         assert done.returncode == 3
         assert "the key does not fit" in done.stderr
         line = "gpuwatch: a peer with a wrong key was refused"

@@ -221,15 +221,7 @@ def test_a_door_that_is_killed_and_opened_again_on_its_port(
         with door(0) as first:
             port = port_in(log)
             target = f"tcp://127.0.0.1:{port}"
-            done = subprocess.run(
-                [*support.GPUWATCH, "attach", "--json", target, "--key", key],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            done = support.gpuwatch(rundir, "attach", "--json", target, "--key", key)
             assert (done.returncode, done.stderr) == (0, "")
             (run,) = json.loads(done.stdout)["runs"]
             assert (run["run"], [r["rank"] for r in run["ranks"]]) == ("fake", [0, 1])

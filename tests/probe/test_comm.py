@@ -30,6 +30,8 @@ from gpuwatch.probe.patches import Marks
 from gpuwatch.probe.telemetry import Telemetry
 from gpuwatch.schema import RankFrame, StepRecord
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCRIPT = str(Path(__file__).parent / "comm_job.py")
 LATE_MS = 30.0
 LOOKED_AT = {
@@ -66,15 +68,6 @@ class Watched:
                 self.recorder, self.marks, name="", control=False, notices=[], warn=pytest.fail
             )
         return decode_rank_frame(self._telemetry._past(None))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads of torch that wait for a core make hundreds of small steps slow."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -35,15 +35,7 @@ JOB = str(TESTS / "run" / "job.py")
 
 
 def gpuwatch(rundir: Path, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*support.GPUWATCH, *argv],
-        env=support.environment(rundir),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = support.gpuwatch(rundir, *argv)
     assert done.returncode == expect, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done

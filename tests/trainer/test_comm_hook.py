@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +21,8 @@ from trainer.config import Compression, DistConfig
 from trainer.distributed.hooks import NONE, CommHook, comm_hook
 from trainer.errors import ConfigError
 from trainer.sources import load
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FP16, BF16 = "fp16_compress_hook", "bf16_compress_hook"
 KINDS = (NONE, FP16, BF16)
@@ -71,14 +72,6 @@ class Alone(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> Done:
         return Done(tensors)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def replica(group: Alone, dtype: torch.dtype = torch.float32) -> DistributedDataParallel:

@@ -3,7 +3,7 @@
 import collections
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,14 +14,7 @@ from torch import nn
 from trainer.memory import leaks
 from trainer.memory.leaks import Leak, LeakChecks
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Of layers so small, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Loop:
