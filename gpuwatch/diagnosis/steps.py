@@ -11,12 +11,12 @@ from operator import sub
 from sys import intern
 from typing import NamedTuple, cast
 
-import msgspec
 from msgspec.structs import astuple
 
 from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import deciding, is_on_device
-from gpuwatch.store.packed import Codec, Packed, step_indices
+from gpuwatch.store.packed import Packed, step_indices
+from gpuwatch.store.quick import QuickStep, quick_codec
 from gpuwatch.store.views import RankView
 
 __all__ = ["Reader", "Row", "Steps", "read_phases", "read_steps"]
@@ -33,9 +33,6 @@ _MARKS = 3
 
 _TYPECODES = "BIq"
 """Of arrays of numbers, the narrowest first."""
-
-_Number = int | None
-_Parts = tuple[_Number, _Number, _Number, _Number, _Number, _Number, _Number]
 
 
 class Steps(NamedTuple):
@@ -134,39 +131,10 @@ def _numbers(found: Sequence[int], typecodes: str) -> "array[int]":
         return _numbers(found, typecodes[1:])
 
 
-class _Lean(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A `StepRecord` that is quickly made of bytes: phases are tuples, and nothing is checked."""
-
-    index: int
-    started_s: float
-    step_ns: int
-    host: _Parts
-    device: _Parts | None = None
-    clock: str = "host"
-    batches: int = 1
-    samples: int | None = None
-    tokens: int | None = None
-    loss: float | None = None
-    memory_bytes: int | None = None
-    queue_depth: float | None = None
-    queue_capacity: int | None = None
-    tags: tuple[str, ...] = ()
-    loader: str = ""
-    device_stall_ns: int | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    loss_scale: float | None = None
-    padding_share: float | None = None
-    gc_ns: int | None = None
-
-
-_lean_codec = Codec(_Lean)
-
-
 class _Found(NamedTuple):
     """Records with their phases by the clock that decides."""
 
-    records: Sequence[StepRecord] | Sequence[_Lean]
+    records: Sequence[StepRecord] | Sequence[QuickStep]
     on_device: Sequence[bool]
     parts: Sequence[tuple[int | None, ...]]
 
@@ -175,7 +143,7 @@ def _find(records: Sequence[StepRecord]) -> _Found:
     if not isinstance(records, Packed):
         on_device = list(map(is_on_device, records))
         return _Found(records, on_device, list(map(astuple, map(deciding, records))))
-    lean = records.read_as(_lean_codec)
+    lean = records.read_as(quick_codec)
     on_device = [r.clock == "device" and r.device is not None for r in lean]
     if any(on_device):
         pairs = zip(lean, on_device, strict=True)

@@ -8,17 +8,18 @@ longest is known only at the end.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import nan
-from statistics import fmean, median
+from statistics import median
+from typing import cast
 
-from gpuwatch.schema import PHASES, StepRecord
-from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
-from gpuwatch.store.packed import Packed, records_codec, step_indices
+from msgspec.structs import astuple
+
+from gpuwatch.schema import PHASES, PhasesNs, Span, StepRecord
+from gpuwatch.store.packed import Packed
+from gpuwatch.store.quick import QuickStep, quick_codec
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.store.windows import is_steady
 
@@ -30,6 +31,7 @@ decides; phases are means over the ranks that know them, `comm_median` and `tran
 and the least of the ranks' exposed communication (n/a for one rank); `samples` is their sum."""
 
 _PLACE = {name: i for i, name in enumerate(FIELDS)}
+_COMM, _WAIT = PHASES.index("comm"), PHASES.index("data_wait")
 
 _KEPT_FLOATS = 2**19
 _MOST_ROWS = 8192
@@ -39,11 +41,8 @@ _LEAST_ROWS = 320
 _MOST_PENDING = 1024
 """Steps that some ranks have told and others not yet, before they are taken as they are."""
 
-_AT_ONCE = 4096
-"""Records that are made objects at the same time, a kilobyte each."""
-
 _MOST_WAITING = 2**17
-"""Records that wait for a rank that moves and is far behind, 200 bytes each in a large run."""
+"""Records that wait for a rank that moves and is far behind, 80 bytes each."""
 
 _STILL = ("silent", "gone", "ended")
 """States of a rank that nothing is waited for."""
@@ -105,23 +104,112 @@ class Steps:
         )
 
 
-class _Fresh:
-    """The new steps of one rank, which are made objects as they are taken."""
+_Record = StepRecord | QuickStep
 
-    __slots__ = ("_at", "_indices", "_records", "packed", "rank")
 
-    def __init__(self, rank: int, records: Sequence[StepRecord], indices: Sequence[int]) -> None:
-        self.rank = rank
-        self.packed = isinstance(records, Packed)
-        self._records = iter(records)
-        self._indices = indices
-        self._at = 0
+def _is_steady(record: _Record) -> bool:
+    # A quick record has the tags of a whole one.
+    return not record.tags or is_steady(cast("StepRecord", record))
 
-    def up_to(self, index: int) -> Iterable[tuple[int, StepRecord]]:
-        """Return the steps up to an index that were not returned yet, each with its own."""
-        first, self._at = self._at, bisect_right(self._indices, index)
-        found = islice(self._records, self._at - first)
-        return zip(self._indices[first : self._at], found, strict=True)
+
+def _told_after(window: Sequence[StepRecord], index: int) -> tuple[list[_Record], int]:
+    """Return the steps of a window after one, oldest first, and the index of its newest step.
+
+    They are read from the end: mostly they are few, and a large run's are bytes.
+    """
+    records: Sequence[_Record] = window
+    if isinstance(window, Packed):
+        records = cast("Sequence[_Record]", window.as_codec(quick_codec))
+    found: list[_Record] = []
+    newest = -1
+    for record in reversed(records):
+        newest = max(newest, record.index)
+        if record.index <= index:
+            break
+        found.append(record)
+    return found[::-1], newest
+
+
+_UNKNOWN = -1
+"""For a number that is n/a."""
+
+_WIDTH = 3 + len(PHASES)
+
+
+class _Step:
+    """What the ranks have told of one step: `_WIDTH` numbers a rank, as whole ns.
+
+    They are whether the device's clock decides (0, 1), the step by the host's clock, samples, and
+    the phases by the clock that decides. Nothing else is kept of a record.
+    """
+
+    __slots__ = ("_numbers", "_places")
+
+    def __init__(self) -> None:
+        self._places = array("I")
+        self._numbers = array("q")
+
+    def tell(self, place: int, record: _Record) -> None:
+        """Take a steady record of a rank; that of a step which the optimizer skipped is none."""
+        if record.tags and "skipped" in record.tags:
+            return
+        timed = record.clock == "device" and record.device is not None
+        phases = record.device if timed else record.host
+        parts = phases if isinstance(phases, tuple) else astuple(cast("PhasesNs", phases))
+        self._places.append(place)
+        try:
+            self._numbers.fromlist([timed, record.step_ns, cast("int", record.samples), *parts])
+        except TypeError:
+            numbers = (record.samples, *parts)
+            known = [_UNKNOWN if number is None else number for number in numbers]
+            self._numbers.fromlist([timed, record.step_ns, *known])
+
+    def forget(self, place: int) -> None:
+        """Leave out what a rank has told."""
+        if place in self._places:
+            at = self._places.index(place)
+            del self._places[at]
+            del self._numbers[at * _WIDTH : (at + 1) * _WIDTH]
+
+    @property
+    def on_device(self) -> bool | None:
+        """Whether the device's clock decides; None without ranks, and where they differ in that."""
+        clocks = set(self._numbers[0::_WIDTH])
+        return bool(clocks.pop()) if len(clocks) == 1 else None
+
+    def row(self, ranks: int) -> array[float]:
+        """Return the row of the step, of a run of so many ranks; see `Steps`."""
+        first = len(FIELDS)
+        row = array("f", [nan]) * (first + ranks)
+        columns = [self._numbers[i::_WIDTH] for i in range(_WIDTH)]
+        timed, step_ns, samples, *phases = columns
+        known = [_known(column) for column in phases]
+        row[0] = row[1] = _mean_ms(step_ns)
+        if timed[0]:
+            # The mean of sums: whole ns may be added up in any order.
+            row[1] = sum(map(sum, known)) / len(timed) / 1e6
+        for name, column in zip(PHASES, known, strict=True):
+            if column:
+                row[_PLACE[name]] = _mean_ms(column)
+        if len(known[_COMM]) > 1:
+            row[_PLACE["comm_median"]] = median(known[_COMM]) / 1e6
+            row[_PLACE["transfer"]] = min(known[_COMM]) / 1e6
+        if told := _known(samples):
+            row[_PLACE["samples"]] = sum(told)
+        for place, ns in zip(self._places, phases[_WAIT], strict=True):
+            if ns != _UNKNOWN:
+                row[first + place] = ns / 1e6
+        return row
+
+
+def _known(column: array[int]) -> array[int]:
+    if _UNKNOWN not in column:
+        return column
+    return array("q", [value for value in column if value != _UNKNOWN])
+
+
+def _mean_ms(column: Sequence[int]) -> float:
+    return sum(column) / len(column) / 1e6
 
 
 class Track:
@@ -142,7 +230,8 @@ class Track:
         self._settled = -1
         self._taken: dict[int, int] = {}
         self._pauses: set[int] = set()
-        self._pending: dict[int, dict[int, StepRecord | bytes]] = {}
+        self._pending: dict[int, _Step] = {}
+        self._spans: dict[int, Sequence[Span]] = {}
         self._rows: deque[tuple[int, bool, bool, array[float]]] = deque()
         self._steps: Steps | None = None
 
@@ -156,36 +245,24 @@ class Track:
 
     def take(self, run: RunView) -> None:
         """Take what is new in the windows of a run; call it at least once a window."""
-        windows = {r.rank: (r.window, step_indices(r.window)) for r in run.ranks if r.window}
-        if not windows:
+        there = [rank for rank in run.ranks if rank.window]
+        if not there:
             return
-        there = [rank for rank in run.ranks if rank.rank in windows]
         for rank in there:
             self._begin(rank.rank, rank.incarnation)
+        newest: list[int] = []
+        moving: list[int] = []
         for rank in there:
             self._pause(rank)
-        known = {rank.rank: windows[rank.rank][1][-1] for rank in there}
-        moving = [known[rank.rank] for rank in there if rank.state not in _STILL]
-        until = min(moving) if moving else max(known.values())
-        # A few steps of all ranks at a time: whole windows of a large run as objects are megabytes.
-        fresh: list[_Fresh] = []
-        new: set[int] = set()
-        for rank in there:
-            window, indices = windows[rank.rank]
             taken = max(self._taken.get(rank.rank, -1), self._settled)
-            first = bisect_right(indices, taken)
-            if first < len(indices):
-                fresh.append(_Fresh(rank.rank, window[first:], indices[first:]))
-                new.update(indices[first:])
-        ready = sorted(index for index in new if index <= until)
-        some = max(1, _AT_ONCE // len(windows))
-        for end in ready[some - 1 :: some]:
-            self._add_fresh(fresh, end)
-            self.settle(end)
-        self._add_fresh(fresh, until)
-        self.settle(until)
-        self._add_fresh(fresh, max(known.values()), waiting=True)
-        if len(self._pending) * len(windows) > _MOST_WAITING:
+            found, last = _told_after(rank.window, taken)
+            if found:
+                self._tell(rank.rank, found)
+            newest.append(last)
+            if rank.state not in _STILL:
+                moving.append(last)
+        self.settle(min(moving) if moving else max(newest))
+        if len(self._pending) * len(there) > _MOST_WAITING:
             self._settle_older_half()
 
     def _settle_older_half(self) -> None:
@@ -213,11 +290,11 @@ class Track:
         """Take the steps up to that index (all) as they are known now."""
         ready = sorted(i for i in self._pending if until is None or i <= until)
         for index in ready:
-            records = _taken_steps(self._pending.pop(index))
-            on_device = {is_on_device(record) for record in records.values()}
-            if len(on_device) == 1:
-                paused = index in self._pauses
-                self._rows.append((index, on_device.pop(), paused, self._row(records)))
+            step = self._pending.pop(index)
+            on_device = step.on_device
+            if on_device is not None:
+                row = step.row(len(self._places))
+                self._rows.append((index, on_device, index in self._pauses, row))
                 self._steps = None
         if ready:
             self._settled = max(self._settled, ready[-1])
@@ -263,62 +340,35 @@ class Track:
 
     def _pause(self, rank: RankView) -> None:
         spans = rank.past.spans
+        if not spans or spans is self._spans.get(rank.rank):
+            return
+        self._spans[rank.rank] = spans
         for span in reversed(spans):
             if span.step <= self._settled:
                 break
             if span.name in PAUSES:
                 self._pauses.add(span.step)
 
-    def _add_fresh(self, fresh: Iterable[_Fresh], until: int, *, waiting: bool = False) -> None:
-        """Take what is new up to an index; of large runs as bytes if it has to wait."""
-        for one in fresh:
-            place = self._places[one.rank]
-            for index, record in one.up_to(until):
-                held = records_codec.encode(record) if waiting and one.packed else record
-                self._pending.setdefault(index, {})[place] = held
-                self._taken[one.rank] = index
-
     def _add(self, rank: int, records: Iterable[StepRecord]) -> None:
         place = self._places[rank]
-        newest = self._taken.get(rank, -1)
         for record in records:
-            newest = max(newest, record.index)
-            if record.index > self._settled and is_steady(record):
-                self._pending.setdefault(record.index, {})[place] = record
-        self._taken[rank] = newest
+            taken = self._taken.get(rank, -1)
+            if record.index <= taken and record.index in self._pending and _is_steady(record):
+                self._pending[record.index].forget(place)  # told once more
+            if record.index > self._settled and _is_steady(record):
+                self._tell(rank, (record,))
+            self._taken[rank] = max(taken, record.index)
 
-    def _row(self, records: Mapping[int, StepRecord]) -> array[float]:
-        phases = {place: deciding(record) for place, record in records.items()}
-        row = array("f", [nan]) * (len(FIELDS) + len(self._places))
-        row[0] = fmean([record.step_ns for record in records.values()]) / 1e6
-        row[1] = fmean([deciding_step_ns(record) for record in records.values()]) / 1e6
-        for name in PHASES:
-            known = [v for part in phases.values() if (v := getattr(part, name)) is not None]
-            if known:
-                row[_PLACE[name]] = fmean(known) / 1e6
-            if name == "comm" and len(known) > 1:
-                row[_PLACE["comm_median"]] = median(known) / 1e6
-                row[_PLACE["transfer"]] = min(known) / 1e6
-        samples = [r.samples for r in records.values() if r.samples is not None]
-        if samples:
-            row[_PLACE["samples"]] = sum(samples)
-        for place, part in phases.items():
-            if part.data_wait is not None:
-                row[len(FIELDS) + place] = part.data_wait / 1e6
-        return row
-
-
-def _taken_steps(held: Mapping[int, StepRecord | bytes]) -> dict[int, StepRecord]:
-    """Return the ranks' steady records of a step, without those that the optimizer skipped."""
-    found = {
-        place: records_codec.decode(record) if isinstance(record, bytes) else record
-        for place, record in held.items()
-    }
-    return {
-        place: record
-        for place, record in found.items()
-        if is_steady(record) and "skipped" not in record.tags
-    }
+    def _tell(self, rank: int, records: Iterable[_Record]) -> None:
+        """Take steady steps of a rank that are not settled yet, in their order."""
+        place = self._places[rank]
+        pending = self._pending
+        for record in records:
+            step = pending.get(record.index)
+            if step is None:
+                step = pending[record.index] = _Step()
+            step.tell(place, record)
+            self._taken[rank] = record.index
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from gpuwatch.diagnosis.types import RunPicture
 from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import deciding, deciding_step_ns
 from gpuwatch.store.packed import PACK_ABOVE, Packed, Points, records_codec
+from gpuwatch.store.quick import QuickStep
 from gpuwatch.store.views import RankView, View
 
 SEEDS = range(40)
@@ -238,7 +239,7 @@ def test_numbers_are_those_of_the_records(seed: int) -> None:
 
 
 def test_bytes_are_read_as_objects_are() -> None:
-    assert steps._Lean.__struct_fields__ == StepRecord.__struct_fields__
+    assert QuickStep.__struct_fields__ == StepRecord.__struct_fields__
     for seed in range(20):
         *_, view = views(seed)
         for rank in view.runs[0].ranks:

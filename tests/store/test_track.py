@@ -1,13 +1,23 @@
 """The steps of a run beyond its windows, taken from its views."""
 
+import tracemalloc
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from math import nan
+from statistics import fmean, median
+
+import msgspec
 import pytest
-from builders import hello, node_frame, rank_frame, record
+from builders import T0_S, hello, node_frame, rank_frame, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwatch.schema import StepRecord
+from gpuwatch.schema import PHASES, PhasesNs, StepRecord
 from gpuwatch.store import RunView, Store, track
-from gpuwatch.store.track import Track
+from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
+from gpuwatch.store.packed import Packed, records_codec
+from gpuwatch.store.track import FIELDS, Track
 
 STEP = {"data_wait": 3.0, "forward": 10.0, "backward": 20.0, "comm": 4.0}
 
@@ -34,19 +44,14 @@ def view_of(ranks: list[list[StepRecord]], pack_above: int) -> RunView:
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=5),
     st.sampled_from([0, 10**9]),
-    st.sampled_from([1, 5, 4096]),
 )
-def test_windows_are_taken_as_records_are(
-    ranks: list[tuple[int, int]], pack_above: int, at_once: int
-) -> None:
+def test_windows_are_taken_as_records_are(ranks: list[tuple[int, int]], pack_above: int) -> None:
     told = [steps(rank, number, missing) for rank, (number, missing) in enumerate(ranks)]
     told = [one or steps(9, 2) for one in told]
     taken, added = Track(), Track()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(track, "_AT_ONCE", at_once)
-        half = [one[: (len(one) + 1) // 2] for one in told]
-        taken.take(view_of(half, pack_above))
-        taken.take(view_of(told, pack_above))
+    half = [one[: (len(one) + 1) // 2] for one in told]
+    taken.take(view_of(half, pack_above))
+    taken.take(view_of(told, pack_above))
     for part in (half, told):
         for rank, one in enumerate(part):
             added.add(
@@ -60,24 +65,106 @@ def test_windows_are_taken_as_records_are(
     assert repr(taken.steps()) == repr(added.steps())  # NaN is not equal to itself
 
 
-def test_few_records_are_objects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of a large run are not made objects as a whole."""
-    most = 0
-    settle = Track.settle
-
-    def counted(self: Track, until: int | None = None) -> None:
-        nonlocal most
-        held = [r for ranks in self._pending.values() for r in ranks.values()]
-        most = max(most, sum(isinstance(r, StepRecord) for r in held))
-        settle(self, until)
-
-    monkeypatch.setattr(Track, "settle", counted)
-    monkeypatch.setattr(track, "_AT_ONCE", 8)
-    run = view_of([steps(rank, 60, missing=-1) for rank in range(4)], 0)
+def test_whole_windows_are_not_made_objects_at_once() -> None:
+    """Of a large run what waits is numbers, a tenth of what a record takes as an object."""
+    number, ranks = 60, 64
+    run = view_of([steps(rank, number, missing=-1) for rank in range(ranks)], 0)
     found = Track()
+    tracemalloc.start()
     found.take(run)
-    assert len(found) == 60
-    assert most == 8
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found) == number
+    assert peak < 300 * number * ranks
+
+
+def plain_row(records: Mapping[int, StepRecord], ranks: int) -> "array[float]":
+    """The row of a step from whole records, as it is defined."""
+    row = array("f", [nan]) * (len(FIELDS) + ranks)
+    place = FIELDS.index
+    row[place("wall")] = fmean([record.step_ns for record in records.values()]) / 1e6
+    row[place("step")] = fmean([deciding_step_ns(record) for record in records.values()]) / 1e6
+    for name in PHASES:
+        told = [getattr(deciding(record), name) for record in records.values()]
+        known = [ns for ns in told if ns is not None]
+        if known:
+            row[place(name)] = fmean(known) / 1e6
+        if name == "comm" and len(known) > 1:
+            row[place("comm_median")] = median(known) / 1e6
+            row[place("transfer")] = min(known) / 1e6
+    samples = [record.samples for record in records.values() if record.samples is not None]
+    if samples:
+        row[place("samples")] = sum(samples)
+    for rank, one in records.items():
+        wait = deciding(one).data_wait
+        if wait is not None:
+            row[len(FIELDS) + rank] = wait / 1e6
+    return row
+
+
+_NONE = Packed((), records_codec)
+
+times = st.one_of(st.none(), st.integers(0, 10**10))
+phases = st.builds(PhasesNs, *[times] * len(PHASES))
+
+
+@st.composite
+def a_record(draw: st.DrawFn, index: int) -> StepRecord:
+    host = draw(phases)
+    known = sum(ns for ns in msgspec.structs.astuple(host) if ns is not None)
+    return StepRecord(
+        index,
+        T0_S + index,
+        known + draw(st.integers(0, 10**9)),
+        host,
+        draw(st.one_of(st.none(), phases)),
+        draw(st.sampled_from(["host", "device"])),
+        samples=draw(st.one_of(st.none(), st.integers(0, 10**6))),
+        tags=draw(st.sampled_from([(), (), (), ("skipped",), ("user",)])),
+        loader=draw(st.sampled_from(["", "train"])),
+    )
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_a_row_is_what_the_plain_way_gives(
+    data: st.DataObject, ranks: int, number: int, packed: bool
+) -> None:
+    told = [[data.draw(a_record(index)) for index in range(number)] for _ in range(ranks)]
+    found = Track()
+    half = [one[: (number + 1) // 2] for one in told]
+    run = view_of([steps(rank, 2) for rank in range(ranks)], 10**9)
+    for part in (half, told):
+        windows = [_NONE.followed_by(one, 64) if packed else tuple(one) for one in part]
+        pairs = zip(run.ranks, windows, strict=True)
+        found.take(replace(run, ranks=tuple(replace(r, window=w) for r, w in pairs)))
+    expected = {}
+    for index in range(number):
+        records = {
+            rank: one[index] for rank, one in enumerate(told) if "skipped" not in one[index].tags
+        }
+        clocks = {is_on_device(record) for record in records.values()}
+        if len(clocks) == 1:
+            expected[index] = (clocks.pop(), plain_row(records, ranks))
+    rows = {index: (on_device, row) for index, on_device, _, row in found._rows}
+    assert rows.keys() == expected.keys()
+    for index, (on_device, row) in rows.items():
+        assert on_device is expected[index][0]
+        assert row.tobytes() == expected[index][1].tobytes()
+
+
+def test_what_is_told_once_more_counts_once() -> None:
+    found = Track()
+    first, again = (record(3, {**STEP, "forward": ms}, samples=8) for ms in (10.0, 30.0))
+    skipped = record(4, STEP, samples=8, tags=("skipped",))
+    for told in (first, again), (skipped, skipped):
+        for one in told:
+            found.add(0, "inc0", [one])
+    found.add(1, "inc1", [first])
+    found.settle()
+    (row,) = found.steps().rows
+    assert row.tobytes() == plain_row({0: again, 1: first}, 2).tobytes()
+    assert found.last_index == 4
 
 
 def test_a_rank_that_is_far_behind_is_not_waited_for_for_ever(
