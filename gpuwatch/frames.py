@@ -8,7 +8,8 @@ one after the other, each behind its length as four bytes, big-endian.
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, TypeVar
+from types import GenericAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -32,10 +33,13 @@ from gpuwatch.schema import (
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "UNREADABLE",
+    "Columns",
     "FrameStream",
     "Heartbeat",
     "Ordinary",
     "decode_all_steps",
+    "decode_columns",
     "decode_command",
     "decode_costs",
     "decode_heartbeat",
@@ -52,6 +56,9 @@ __all__ = [
 
 MAX_FRAME_BYTES = 64 * 2**20
 """Largest frame in a stream or on a socket: 10,000 ranks a frame stay far below it."""
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError)
+"""What a decoder of msgspec may raise, whatever the bytes."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -135,11 +142,39 @@ class Ordinary(msgspec.Struct, array_like=True, frozen=True, gc=False):
     merged: Count = 0
 
 
+class Columns(NamedTuple):
+    """The fields of ordinary frames of several ranks, each field a tuple with one value a frame."""
+
+    version: tuple[int, ...]
+    run: tuple[str, ...]
+    rank: tuple[int, ...]
+    incarnation: tuple[str, ...]
+    seq: tuple[int, ...]
+    sent_s: tuple[float, ...]
+    dropped: tuple[int, ...]
+    records: tuple[msgspec.Raw, ...]
+    spans: tuple[object, ...]
+    state: tuple[msgspec.Raw, ...]
+    ledger: tuple[msgspec.Raw, ...]
+    hello: tuple[None, ...]
+    replies: tuple[object, ...]
+    bye: tuple[None, ...]
+    snapshot: tuple[bool, ...]
+    simulated: tuple[bool, ...]
+    workers: tuple[msgspec.Raw, ...]
+    commands: tuple[object, ...]
+    merged: tuple[int, ...]
+
+
 _Steps = Annotated[tuple[StepRecord, ...], msgspec.Meta(max_length=4096)]
 _Costs = Annotated[tuple[WorkerCost, ...], msgspec.Meta(max_length=4096)]
 
 _encoder = msgspec.msgpack.Encoder()
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_Row = GenericAlias(tuple, tuple(get_type_hints(Ordinary, include_extras=True).values()))
+_rows_decoder: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], ...]] = msgspec.msgpack.Decoder(
+    GenericAlias(tuple, (_Row, ...))
+)
 _ordinary_decoder = msgspec.msgpack.Decoder(Ordinary)
 _steps_decoder = msgspec.msgpack.Decoder(_Steps)
 _costs_decoder = msgspec.msgpack.Decoder(_Costs)
@@ -180,7 +215,7 @@ def encode(frame: msgspec.Struct) -> bytes:
 def _decode(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview, what: str) -> _T:
     try:
         frame = decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError) as exc:
+    except UNREADABLE as exc:
         _raise_if_other_version(data)
         raise FrameError(f"not a valid {what}: {exc}") from None
     version = getattr(frame, "version", WIRE_VERSION)
@@ -193,7 +228,7 @@ def _raise_if_other_version(data: bytes | memoryview) -> None:
     """A frame of another major version may not fit our types: name the version instead."""
     try:
         version = _head_decoder.decode(data).version
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
+    except UNREADABLE:
         return
     if WIRE_VERSION < version <= 1000:
         raise WireVersionError(_other_version(version))
@@ -228,15 +263,19 @@ def _check_steps(records: tuple[StepRecord, ...]) -> None:
             raise FrameError(f"step {record.index}: phases are longer than the step")
 
 
+def _decoded_or_none(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview) -> _T | None:
+    try:
+        return decoder.decode(data)
+    except UNREADABLE:
+        return None
+
+
 def decode_heartbeat(data: bytes | memoryview) -> Heartbeat | None:
     """Decode the frame of one rank if it is a heartbeat, else return None.
 
     None says nothing of the bytes: `decode_rank_frame` takes the frame, or says what is wrong.
     """
-    try:
-        return _heartbeat_decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
-        return None
+    return _decoded_or_none(_heartbeat_decoder, data)
 
 
 def decode_ordinary(data: bytes | memoryview) -> Ordinary | None:
@@ -244,10 +283,18 @@ def decode_ordinary(data: bytes | memoryview) -> Ordinary | None:
 
     None says nothing of the bytes: `decode_rank_frame` takes the frame, or says what is wrong.
     """
-    try:
-        return _ordinary_decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
-        return None
+    return _decoded_or_none(_ordinary_decoder, data)
+
+
+def decode_columns(frames: Sequence[msgspec.Raw]) -> Columns | None:
+    """Decode the heads of the rank frames of a node if all are ordinary, else return None.
+
+    None says nothing of any one of them; nor that they are not, where they have more or fewer
+    fields than this version writes.
+    """
+    head = b"\xdd" + len(frames).to_bytes(4, "big")
+    rows = _decoded_or_none(_rows_decoder, head + b"".join(frames))
+    return Columns(*zip(*rows, strict=True)) if rows else None
 
 
 def decode_steps(data: bytes | memoryview) -> tuple[StepRecord, ...]:
@@ -300,7 +347,7 @@ def decode_told(
 def _decode_part(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | memoryview) -> _T:
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError) as exc:
+    except UNREADABLE as exc:
         raise FrameError(f"not a valid rank frame: {exc}") from None
 
 

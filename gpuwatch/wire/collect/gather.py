@@ -9,7 +9,7 @@ is lost on the way is counted as exactly as before.
 import msgspec
 
 from gpuwatch.errors import FrameError
-from gpuwatch.frames import MAX_FRAME_BYTES, decode_node_frame, encode
+from gpuwatch.frames import MAX_FRAME_BYTES, UNREADABLE, decode_node_frame, encode
 from gpuwatch.schema import (
     WIRE_VERSION,
     Command,
@@ -281,6 +281,6 @@ def _decoded(raw: msgspec.Raw) -> _Frame | None:
         return None
     try:
         frame = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, UnicodeError):
+    except UNREADABLE:
         return None
     return frame if frame.version == WIRE_VERSION else None
