@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 REAL := terminal or distributed or process or gpu
+ALONE := alone or gpu or terminal
 INPUTS := pyproject.toml trainer/pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -36,12 +37,14 @@ demo: $(VENV)/.installed
 	@$(BIN)/gpuwatch demo
 
 # Most tests are alone with their own functions: several at a time, one more than there are cores,
-# for some of them wait. Those that drive processes, a terminal or a card have the machine to
-# themselves, one after the other. Both parts always run.
+# for some of them wait. Of those that drive processes a file a core. Those with a terminal or a card,
+# and those that compare times with what they must be, have the machine to themselves. All parts
+# always run.
 test: $(VENV)/.installed-dev
 	@failed=0; \
 	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 -m "not ($(REAL))" || failed=1; \
-	$(BIN)/python -m pytest -m "$(REAL)" || failed=1; \
+	$(BIN)/python -m pytest -n $$(nproc) --maxprocesses 4 --dist loadfile -m "($(REAL)) and not ($(ALONE))" || failed=1; \
+	$(BIN)/python -m pytest -m "$(ALONE)" || failed=1; \
 	exit $$failed
 
 check: $(VENV)/.installed-dev

@@ -99,6 +99,7 @@ def test_a_module_call_is_the_difference_by_the_modules_more(bench_probe: Module
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 def test_bench_probe_runs_every_case(
     bench_probe: ModuleType,
@@ -358,6 +359,7 @@ def test_a_peer_that_does_not_end_is_ended(peer: ModuleType, tmp_path: Path) -> 
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 @pytest.mark.timeout(150)
 def test_the_script_of_both_tools_runs_and_is_watched(
     score: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

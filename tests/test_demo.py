@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import support
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.alone]
 
 
 def nothing_is_left(rundir: Path) -> None:

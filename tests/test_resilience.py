@@ -56,6 +56,7 @@ def monitor_pids(rundir: Path) -> list[int]:
 
 
 @pytest.mark.terminal
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_stopped_and_killed_monitors_and_a_killed_node_process(
     rundir: Path, tmp_path: Path

@@ -110,6 +110,7 @@ def start(hosts: list[Host], directory: Path) -> tuple[list[str], dict[str, str]
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_four_hosts_are_one_job_and_what_happens_to_one_of_them_is_told(
     hosts: list[Host], tmp_path: Path

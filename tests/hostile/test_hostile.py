@@ -31,7 +31,7 @@ from gpuwatch.store.views import RankView, RunView
 from gpuwatch.wire.collect import agent_presence, make_key
 from gpuwatch.wire.publish import Presence
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.timeout(120)]
 
 HERE = Path(__file__).parent
 RUN = "victim"

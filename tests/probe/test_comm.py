@@ -136,6 +136,7 @@ def comm_ms(record: StepRecord) -> float:
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_whoever_waits_for_a_late_rank_says_so(
     zygote: support.Zygote, rundir: Path, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def one_process(rundir: Path, tmp_path: Path, argv: list[str], scenarios: list[s
 
 
 @pytest.mark.process
+@pytest.mark.alone
 def test_one_process_without_a_line_of_ours(rundir: Path, tmp_path: Path) -> None:
     argv = [*RUN, support.PYTHON, SCRIPT, "run"]
     # The frameworks take seconds to import: two ranks have them all.
@@ -154,6 +155,7 @@ def test_one_process_without_a_line_of_ours(rundir: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.process
+@pytest.mark.alone
 def test_one_process_that_says_where_its_steps_end(rundir: Path, tmp_path: Path) -> None:
     one_process(rundir, tmp_path, [support.PYTHON, SCRIPT, "step"], EVEN[1:3])
 
@@ -191,6 +193,7 @@ def check_both(frames: list[RankFrame], name: str, of_rank: dict[int, Any]) -> N
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_two_ranks_without_a_line_of_ours(rundir: Path, tmp_path: Path) -> None:
     argv = [*RUN, *support.TORCHRUN, SCRIPT, "run"]
     scenarios = [*EVEN, "slow", "slow norm", *LATE, *FRAMEWORKS]
@@ -202,6 +205,7 @@ def test_two_ranks_without_a_line_of_ours(rundir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.alone
 def test_two_ranks_that_say_where_their_steps_end(rundir: Path, tmp_path: Path) -> None:
     argv = [*support.TORCHRUN, SCRIPT, "step"]
     for frame in two_ranks(rundir, tmp_path, argv, EVEN[1:3]):

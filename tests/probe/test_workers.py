@@ -73,6 +73,7 @@ def newest(frame: RankFrame) -> dict[str, list[WorkerCost]]:
 
 
 @pytest.mark.process
+@pytest.mark.alone
 def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with loading(rundir, out, TIMED) as running:
@@ -117,6 +118,7 @@ def test_what_workers_say_is_what_their_batches_cost(rundir: Path, tmp_path: Pat
 
 
 @pytest.mark.process
+@pytest.mark.alone
 def test_the_user_sees_nothing_of_it(rundir: Path, tmp_path: Path) -> None:
     watched, bare = tmp_path / "watched", tmp_path / "bare"
     with (
@@ -134,6 +136,7 @@ def test_the_user_sees_nothing_of_it(rundir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.alone
 def test_a_worker_that_cannot_import_us_and_a_process_that_is_killed(
     rundir: Path, tmp_path: Path
 ) -> None:
