@@ -15,12 +15,13 @@ from gpuwatch.diagnosis.verify import (
     tells,
     verify,
 )
+from gpuwatch.store.track import side_of
 from gpuwatch.store.views import RunView
-from gpuwatch.tui.tracks import Tracks
 
 if TYPE_CHECKING:
     from gpuwatch.diagnosis.types import Finding
     from gpuwatch.store.compare import Setting
+    from gpuwatch.tui.tracks import Tracks
 
 __all__ = ["Checks"]
 
@@ -70,7 +71,7 @@ class Checks:
             self._drop(key)
             return False
         # The window alone: what lies before it may be from before the finding.
-        before = Tracks().side(run)
+        before = side_of(run)
         if until is not None:
             kept = frozenset(index for index in before.steps.indices if index <= until)
             before = replace(before, steps=before.steps.of(kept))

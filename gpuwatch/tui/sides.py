@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from gpuwatch.store.views import RunView
@@ -70,7 +70,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Both sides, and what differs between them, None as long as one is missing."""
+    """Both sides, and what differs between them, None as long as one is missing.
+
+    The runs of sides that were compared are without their ranks.
+    """
 
     before: Chosen
     after: Chosen
@@ -161,7 +164,8 @@ class Sides:
         from gpuwatch.store.compare import compare_sides
 
         drivers = self._driver(before, nodes), self._driver(after, nodes)
-        made = Compared(before, after, compare_sides(before.side, after.side, drivers))
+        comparison = compare_sides(before.side, after.side, drivers)
+        made = Compared(_without_ranks(before), _without_ranks(after), comparison)
         self._last = (key, now, made)
         return made
 
@@ -216,6 +220,14 @@ class Sides:
             self._loaded[path] = str(problem) or type(problem).__name__
         self._loading.discard(path)
         self._rounds += 1
+
+
+def _without_ranks(chosen: Chosen) -> Chosen:
+    """Return what was chosen without the picture that it is of: of a large run that is megabytes,
+    and a comparison is kept until there is another one.
+    """
+    assert chosen.side is not None
+    return replace(chosen, side=replace(chosen.side, run=replace(chosen.side.run, ranks=())))
 
 
 def _run_source(run: RunView, *, replayed: bool) -> Source:

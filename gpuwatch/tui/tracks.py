@@ -22,6 +22,7 @@ class Tracks:
 
     def __init__(self) -> None:
         self._tracks: dict[str, Track] = {}
+        self._followed: set[str] = set()
         self._seeks = 0
 
     def take(self, runs: Sequence[RunView], wanted: Container[str], seeks: int = 0) -> None:
@@ -33,18 +34,27 @@ class Tracks:
         if seeks != self._seeks:
             self._seeks = seeks
             self._tracks.clear()
+        self._followed.clear()
         for run in reversed(runs[:_KEPT]):
             if len(run.ranks) > _ALWAYS and run.run not in wanted:
                 continue
-            track = self._tracks.pop(run.run, None) or Track()
-            # The newest at the end: the first ones go.
-            self._tracks[run.run] = track
-            track.take(run)
+            self._followed.add(run.run)
+            self._take(run)
+
+    def _take(self, run: RunView) -> None:
+        track = self._tracks.pop(run.run, None)
+        if track is None:
+            track = Track()
+        # The newest at the end: the first ones go.
+        self._tracks[run.run] = track
+        track.take(run)
         while len(self._tracks) > _KEPT:
             del self._tracks[next(iter(self._tracks))]
 
     def side(self, run: RunView, *, replayed: bool = False) -> Side:
         """Return a run as one side of a comparison."""
+        if run.run not in self._followed:
+            self._take(run)
         side = side_of(run, track=self._tracks.get(run.run))
         return Side(side.name, "replay", run, side.steps) if replayed else side
 

@@ -82,10 +82,10 @@ _LARGE = 256
 _LARGE_S = 1.0
 """A run of more ranks than `_LARGE` is summed up this often only; its rows are always fresh."""
 
-_SHARE = 0.1
+_SHARE = 0.05
 _SLOWEST_S = 10.0
 """A large run is drawn less often where that would take more than this share of a core, and at
-least this often."""
+least this often. The budget is 6 %: the beat itself takes part of it."""
 
 _KEEP_S = 1.0
 """The past is looked after this often."""
@@ -100,9 +100,9 @@ _COLLECT_RANKS = 1024
 _CHECKS_S = 1.0
 """The steps after a change are compared this often with those before it."""
 
-_COMPARED_S = 60.0
+_COMPARED_S = 10.0
 """So long after a comparison was on the screen the steps of its sides are followed, however many
-ranks they have."""
+ranks they have; their windows hold about a minute more."""
 
 _REORDER_S = 2.0
 """Ranks change places at most this often, unless their number or trouble changes."""
@@ -163,7 +163,8 @@ class Watcher:
         self._hz = hz
         self._clock = clock
         self._cpu = cpu
-        self._cpu_s = cpu()
+        self._cpu_s: float | None = None
+        self._cost_s = 0.0
         self._viewed_at = clock()
         self._notices = tuple(notices)
         self._chosen = run
@@ -229,7 +230,8 @@ class Watcher:
         """Return the scene to draw, or None where the one on the screen is still right."""
         now = self._clock()
         began_s = self._cpu()
-        resting = self._must_rest(now, began_s)
+        self._end_picture(began_s, by_key=force)
+        resting = self._must_rest(now)
         if resting and not force:
             return None
         if self._sides is not None and self._sides.rounds != self._sides_rounds:
@@ -243,6 +245,7 @@ class Watcher:
             if now - self._kept_at >= _KEEP_S:
                 # The picture stands still; what happens meanwhile must be there afterwards.
                 newest = self._session.view()
+                self._track(newest)
                 self._see_changes(newest)
                 self._keep(newest, now)
             if not force:
@@ -271,16 +274,27 @@ class Watcher:
             old.release()
         return self._scene
 
-    def _must_rest(self, now: float, cpu_s: float) -> bool:
+    def _end_picture(self, cpu_s: float, *, by_key: bool) -> None:
+        """Settle what the newest view has cost: what the thread has used from taking it until now.
+
+        That is making lines of it and painting them too, but not what keys asked for since: the
+        first of them ends it. What was not painted by then costs what the view before has.
+        """
+        if self._cpu_s is None:
+            return
+        cost_s = cpu_s - self._cpu_s
+        self._cost_s = max(cost_s, self._cost_s) if by_key else cost_s
+        self._cpu_s = None
+
+    def _must_rest(self, now: float) -> bool:
         """Whether the newest view has cost so much that the next one has to wait.
 
-        Its cost is what the thread has used since: taking it, making lines of it, painting them,
-        and keys. What a key asks for is drawn at once all the same, from the view that is there.
+        What a key asks for is drawn at once all the same, from the view that is there.
         """
         run = self._scene.run
         if run is None or len(run.ranks) <= _LARGE or self._hz <= 0 or self._view.version < 0:
             return False
-        rest_s = min(_SLOWEST_S, (cpu_s - self._cpu_s) / _SHARE)
+        rest_s = min(_SLOWEST_S, self._cost_s / _SHARE)
         return 0.0 <= now - self._viewed_at < rest_s
 
     def _settle(self) -> None:
@@ -355,7 +369,6 @@ class Watcher:
 
     def _keep(self, view: View, now: float) -> None:
         self._kept_at = now
-        self._track(view)
         if all(run.state == "ended" for run in view.runs):
             # The devices of a machine without a run have curves too.
             cards = {gpu.uuid: gpu for node in view.nodes for gpu in node.gpus}

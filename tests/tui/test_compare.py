@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import threading
@@ -23,7 +24,7 @@ from gpuwatch.commands.compare import RecordingShelf
 from gpuwatch.schema import GpuSample, Versions
 from gpuwatch.store.compare import Driver, Spread, compare_sides, driver_of
 from gpuwatch.store.track import Side, side_of
-from gpuwatch.store.views import RunView
+from gpuwatch.store.views import RankView, RunView
 from gpuwatch.tui import GpuwatchApp
 from gpuwatch.tui.render.compare import compare_lines, source_row, spread_line
 from gpuwatch.tui.render.text import Line, width_of
@@ -315,6 +316,26 @@ def test_a_comparison_is_made_anew_when_there_are_new_steps_but_not_at_every_dra
     tracks.take([latest], ())
     assert sides.compared([latest], latest, tracks, made_at + 1.0, replayed=False) is second
     assert sides.compared([latest], latest, tracks, made_at + 2.0, replayed=False) is not second
+
+
+def test_a_comparison_keeps_no_picture() -> None:
+    """Of a large run one takes megabytes, and this one stays when the view has been left."""
+    run, tracks = stepping(91.2, run="kept", world=65), Tracks()
+    sides = Sides(FakeShelf({}))
+    sides.choose(0, Source("live", run.run, run.name))
+    both = sides.compared([run], run, tracks, 0.0, replayed=False)
+    assert both.comparison is not None
+
+    def kept() -> int:
+        gc.collect()
+        there = [thing for thing in gc.get_objects() if isinstance(thing, RankView)]
+        return sum(rank.run == "kept" for rank in there)
+
+    assert kept() == 65
+    del run
+    assert kept() == 0
+    again = stepping(91.2, run="kept", world=65)
+    assert sides.compared([again], again, tracks, 1.0, replayed=False) is both
 
 
 def test_tracks_keep_more_than_a_window_and_forget_what_a_jump_leaves_behind() -> None:

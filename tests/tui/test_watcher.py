@@ -279,7 +279,7 @@ def test_a_large_run_is_drawn_as_often_as_its_share_allows() -> None:
     session = FakeSession(picture)
     watcher = Watcher(session, no_diagnosis, clock=clock, cpu=used)
     assert watcher.poll() is not None
-    used.now += 0.06  # making and painting it; of a tenth of a core that is 0.6 s
+    used.now += 0.03  # making and painting it; of a twentieth of a core that is 0.6 s
     taken = []
     for _ in range(8):
         clock.now += 0.25
@@ -288,11 +288,37 @@ def test_a_large_run_is_drawn_as_often_as_its_share_allows() -> None:
         watcher.poll()
         if session.views > before:
             taken.append(clock.now)
-            used.now += 0.06
+            used.now += 0.03
     assert [at - 100.0 for at in taken] == pytest.approx([0.75, 1.5])
     views = session.views
     assert watcher.poll(force=True) is not None  # a key is answered from the view that is there
     assert session.views == views
+    watcher.close()
+
+
+def test_what_keys_ask_for_does_not_make_the_picture_of_a_large_run_stand() -> None:
+    clock, used = Clock(), Clock()
+    picture = view([run_view([rank_view(i, world=300, seconds=0) for i in range(300)])])
+    session = FakeSession(picture)
+    watcher = Watcher(session, no_diagnosis, clock=clock, cpu=used)
+
+    def tick() -> bool:
+        clock.now += 0.25
+        session.show(picture)
+        before = session.views
+        watcher.poll()
+        return session.views > before
+
+    watcher.poll()
+    used.now += 0.03
+    assert [tick() for _ in range(3)] == [False, False, True]
+    used.now += 0.02
+    for _ in range(15):  # pages are opened, the first of them before the picture was painted
+        watcher.poll(force=True)
+        used.now += 1.0
+    # What had been used by then is less than the picture before cost; that counts for it too.
+    assert [tick() for _ in range(3)] == [False, False, True]
+    used.now += 0.03
     watcher.close()
 
 
