@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isnan, nan
+from operator import itemgetter
 from typing import NamedTuple
 
 from gpuwatch.schema import Reading, SensorFrame, Span, StepRecord
 from gpuwatch.store.lean import Lean
 from gpuwatch.store.packed import Packed, Points, records_codec, spans_codec
+from gpuwatch.store.rows import INDEX, TAGS, Flat, record_of
 
 __all__ = ["MEAN_S", "History", "Means", "Past", "ProcessMeans", "memory_slope"]
 
@@ -41,6 +43,8 @@ _AVERAGED = (
 )
 
 _PLACES = {name: place for place, name in enumerate(_AVERAGED)}
+
+_tags_of = itemgetter(TAGS)
 
 _Records = tuple[StepRecord, ...] | Packed[StepRecord]
 _Spans = tuple[Span, ...] | Packed[Span]
@@ -100,6 +104,14 @@ class History:
                 self._past = None
                 if len(memory) > 2 * MEMORY_POINTS:
                     memory = self._thin()
+
+    def add_flats(self, flats: Sequence[Flat]) -> None:
+        """Take steps as tuples in their order, each once."""
+        memory = self._memory
+        due = memory[-2] + self._stride if memory else -1
+        if flats[-1][INDEX] < due and not any(map(_tags_of, flats)):
+            return  # the usual case
+        self.add_steps(map(record_of, flats))
 
     def _with_first(self, record: StepRecord) -> _Records:
         firsts = self._firsts

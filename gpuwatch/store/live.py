@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, pairwise
+from operator import itemgetter
 
 import msgspec
 
@@ -43,10 +44,11 @@ from gpuwatch.store.history import History, Means
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.members import Doubts, Member, leavers
 from gpuwatch.store.packed import PACK_ABOVE, collect_seldom
+from gpuwatch.store.rows import INDEX, TAGS, Flat, decode_flats, record_of, step_ns_of
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
-from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window, is_steady
+from gpuwatch.store.windows import NOT_STEADY, WINDOW_STEPS, Timeline, Window, is_steady
 
 __all__ = ["SILENT_S", "Store"]
 
@@ -88,6 +90,9 @@ _EMPTY = b"\x90"
 _NO_MEANS = Means()
 _NO_STATE = RankState()
 _NO_LEDGER = Ledger()
+
+_index_of = itemgetter(INDEX)
+_tags_of = itemgetter(TAGS)
 
 _set = msgspec.structs.force_setattr
 """For states that were just decoded: nobody else has them yet, and what is set is equal."""
@@ -317,15 +322,25 @@ class _Rank:
         parts, costs = self._waiting_steps, self._waiting_costs
         self._waiting_steps, self._waiting_costs, self._waiting_bytes = [], [], 0
         if parts:
-            try:
-                self._append(decode_all_steps(parts))
-            except FrameError:
-                self._settle_parts(parts, problems)
+            self._settle_steps(parts, problems)
         for sent_s, workers in costs:
             try:
                 self.worker_totals.add(sent_s, decode_costs(workers))
             except FrameError as exc:
                 problems.append(exc)
+
+    def _settle_steps(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
+        try:
+            flats = decode_flats(parts)
+        except FrameError:  # damaged, or not as this version writes them
+            pass
+        else:
+            self._append_flats(flats)
+            return
+        try:
+            self._append(decode_all_steps(parts))
+        except FrameError:
+            self._settle_parts(parts, problems)
 
     def _settle_parts(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
         """Take the steps of frames one by one: those of some are damaged."""
@@ -385,6 +400,32 @@ class _Rank:
             steady = [is_steady(record) for record in records]
             records, times = list(compress(records, steady)), list(compress(times, steady))
         self.window.extend(records[-most:], times[-most:])
+
+    def _append_flats(self, flats: Sequence[Flat]) -> None:
+        """Take steps as tuples, those that are known already left out."""
+        last_index = self.last_index
+        begin = last_index + 1
+        if list(map(_index_of, flats)) != [*range(begin, begin + len(flats))]:
+            known, flats = flats, []
+            for flat in known:
+                if flat[INDEX] > last_index:
+                    last_index = flat[INDEX]
+                    flats.append(flat)
+        if flats:
+            self.history.add_flats(flats)
+            self._count_flats(flats)
+
+    def _count_flats(self, flats: Sequence[Flat]) -> None:
+        """Take new steps into seconds and window."""
+        self.last_index = flats[-1][INDEX]
+        self.last = record_of(flats[-1])
+        steps_ns = list(map(step_ns_of, flats))
+        self.timeline.extend_flats(flats, steps_ns)
+        if self.window.extend_next(flats, steps_ns):
+            return
+        if any(map(_tags_of, flats)):
+            flats = [flat for flat in flats if not NOT_STEADY.intersection(flat[TAGS])]
+        self.window.extend_flats(flats)
 
     def _take_snapshot(self, frame: RankFrame) -> None:
         records = frame.records

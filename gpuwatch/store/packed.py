@@ -1,19 +1,31 @@
 """Sequences that look like tuples of objects and are kept as bytes or numbers.
 
-A `StepRecord` of a GPU takes about 900 bytes as an object with its numbers and 150 to 190 as the
-bytes that it came in. At a thousand ranks with 64 of them that decides the monitor's memory; up to
-`PACK_ABOVE` ranks it does not, and what is read at every tick had better be there.
+A `StepRecord` of a GPU takes about 900 bytes as an object with its numbers and about 100 as a row.
+At a thousand ranks with 64 of them that decides the monitor's memory; up to `PACK_ABOVE` ranks it
+does not, and what is read at every tick had better be there.
 """
 
 import gc
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeVar, cast, overload
 
 import msgspec
 
 from gpuwatch.schema import Span, StepRecord
+from gpuwatch.store.rows import (
+    Flat,
+    Mold,
+    array_chunks,
+    cut_chunk,
+    first_index,
+    flat_of,
+    read_rows,
+    record_of,
+    row_chunks,
+    written_after,
+)
 
 __all__ = [
     "PACK_ABOVE",
@@ -46,14 +58,48 @@ def collect_seldom() -> None:
 
 
 class Codec(Generic[_T]):
-    """Turns objects of one type into bytes and back."""
+    """Turns objects of one type into bytes and back.
 
-    def __init__(self, kind: type[_T]) -> None:
+    Args:
+        kind: the type.
+        of_flat: makes one of a step, for a type that stands for steps; such are read of rows too.
+    """
+
+    def __init__(self, kind: type[_T], of_flat: Callable[[Flat], _T] | None = None) -> None:
         self.encode: Callable[[_T], bytes] = msgspec.msgpack.Encoder().encode
         self.decode: Callable[[bytes | memoryview], _T] = msgspec.msgpack.Decoder(kind).decode
         self.decode_all: Callable[[bytes], tuple[_T, ...]] = msgspec.msgpack.Decoder(
             tuple[kind, ...]  # type: ignore[valid-type]
         ).decode
+        if of_flat is None and "host" in getattr(kind, "__struct_fields__", ()):
+            of_flat = _maker(kind)
+        self._of_flat = of_flat
+
+    def read(self, chunk: bytes, start: int = 0, end: int | None = None) -> Sequence[_T]:
+        """Return the objects of a chunk from one place up to another."""
+        if chunk[0] >= 0x90 or self._of_flat is None:
+            found = self.decode_all(chunk)
+            return found[start:end] if start or end is not None else found
+        flats = read_rows(chunk, start, chunk[0] if end is None else end)
+        return list(map(self._of_flat, flats))
+
+    def chunks(self, items: Iterable[_T], tail: bytes = b"") -> list[bytes]:
+        """Return objects after those of a chunk, as chunks of some of them each."""
+        return array_chunks(map(self.encode, items), tail or b"\x90")
+
+
+def _maker(kind: type[_T]) -> Callable[[Flat], _T]:
+    """Return what makes a step of a type whose phases are tuples or `PhasesNs`."""
+    if kind is StepRecord:
+        return cast("Callable[[Flat], _T]", record_of)
+    return lambda flat: kind(*flat)
+
+
+class _Records(Codec[StepRecord]):
+    """Steps, which are kept as rows."""
+
+    def chunks(self, items: Iterable[StepRecord], tail: bytes = b"") -> list[bytes]:
+        return row_chunks(map(flat_of, items), tail)
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
@@ -62,34 +108,10 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     index: int
 
 
-_heads_codec = Codec(_Head)
+_heads_codec = Codec(_Head, lambda flat: _Head(flat[0]))
 _raw_items = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...]).decode
-records_codec = Codec(StepRecord)
+records_codec: Codec[StepRecord] = _Records(StepRecord)
 spans_codec = Codec(Span)
-
-
-_CHUNK_BYTES = 479
-"""Of one object of bytes: with its 33 of overhead Python's own allocator has room for it, from
-which memory is used again without gaps; larger ones come from the C library."""
-
-_CHUNK_ITEMS = 15
-"""Most items of an array whose head is one byte."""
-
-
-def _chunks(items: Iterable[bytes], tail: bytes = b"\x90") -> list[bytes]:
-    """Return these items after those of a chunk, as arrays of some of them each."""
-    found: list[bytes] = []
-    count, parts, size = tail[0] & 0xF, [tail[1:]], len(tail)
-    for item in items:
-        if count and (size + len(item) > _CHUNK_BYTES or count == _CHUNK_ITEMS):
-            found.append(bytes((0x90 | count,)) + b"".join(parts))
-            count, parts, size = 0, [], 1
-        count += 1
-        parts.append(item)
-        size += len(item)
-    if count:
-        found.append(bytes((0x90 | count,)) + b"".join(parts))
-    return found
 
 
 class Packed(Sequence[_T]):
@@ -103,39 +125,82 @@ class Packed(Sequence[_T]):
 
     def __init__(self, items: Iterable[bytes], codec: Codec[_T]) -> None:
         self._codec = codec
-        self._chunks = tuple(_chunks(items))
+        self._chunks = tuple(array_chunks(items))
         self._skipped = 0
         self._count = sum([chunk[0] & 0xF for chunk in self._chunks])
 
-    def followed_by(self, items: Iterable[_T], most: int) -> "Packed[_T]":
+    def followed_by(self, items: Sequence[_T], most: int) -> "Packed[_T]":
         """Return the last `most` of these objects with the given ones after them."""
-        new = list(map(self._codec.encode, items))
         old = self._chunks
-        chunks = (*old[:-1], *_chunks(new, old[-1])) if old else tuple(_chunks(new))
-        count, skipped = self._count + len(new), self._skipped
+        new = self._codec.chunks(items, old[-1] if old else b"")
+        return self._followed(new, len(items), most)
+
+    def followed_by_flats(self, flats: Sequence[Flat], most: int) -> "Packed[_T]":
+        """Return the same of steps that are tuples."""
+        old = self._chunks
+        return self._followed(row_chunks(flats, old[-1] if old else b""), len(flats), most)
+
+    def followed_by_rows(
+        self, mold: Mold, index: int, rows: Sequence[bytes], most: int
+    ) -> "Packed[_T]":
+        """Return the same of rows that go on where the newest chunk ends, and are of its mold."""
+        tail = self._chunks[-1]
+        count = tail[0] + len(rows)
+        if count > mold.most:
+            return self._followed(written_after(tail, mold, index, rows), len(rows), most)
+        # The usual case: the newest chunk is of the same mold, and has room.
+        new = b"".join((bytes((count,)), tail[1:], *rows))
+        return self._followed((new,), len(rows), most)
+
+    @property
+    def newest(self) -> bytes:
+        """The newest chunk, of a sequence that is not empty."""
+        return self._chunks[-1]
+
+    def _followed(self, new: Sequence[bytes], added: int, most: int) -> "Packed[_T]":
+        """Return the last `most` with chunks in the place of the last one."""
+        chunks = (*self._chunks[:-1], *new)
+        count, skipped = self._count + added, self._skipped
         if count > most:
             skipped, count = skipped + count - most, most
             whole = 0
             while skipped >= (held := chunks[whole][0] & 0xF):
                 skipped -= held
                 whole += 1
-            chunks = chunks[whole:]
+            if whole:
+                chunks = chunks[whole:]
         return self._of(chunks, skipped, count)
 
     def _of(self, chunks: tuple[bytes, ...], skipped: int, count: int) -> "Packed[_T]":
-        other = self.as_codec(self._codec)
-        other._chunks, other._skipped, other._count = chunks, skipped, count
+        other: Packed[_T] = Packed.__new__(Packed)
+        other._codec, other._chunks = self._codec, chunks
+        other._skipped, other._count = skipped, count
         return other
 
     def first(self, count: int) -> tuple[_T, ...]:
         """Return the oldest so many as objects."""
         found: list[_T] = []
-        end = min(count, self._count) + self._skipped
+        for chunk, start, end in self.oldest(count):
+            found += self._codec.read(chunk, start, end)
+        return tuple(found)
+
+    def first_flats(self, count: int) -> list[Flat]:
+        """Return the oldest so many steps as tuples."""
+        found: list[Flat] = []
+        for chunk, start, end in self.oldest(count):
+            found += read_rows(chunk, start, end)
+        return found
+
+    def oldest(self, count: int) -> Iterator[tuple[bytes, int, int]]:
+        """Yield chunks with the places in them of the oldest so many."""
+        start, left = self._skipped, min(count, self._count)
         for chunk in self._chunks:
-            found += self._codec.decode_all(chunk)
-            if len(found) >= end:
-                break
-        return tuple(found[self._skipped : end])
+            if left <= 0:
+                return
+            end = min(chunk[0] & 0xF, start + left)
+            yield chunk, start, end
+            left -= end - start
+            start = 0
 
     def as_codec(self, codec: "Codec[_S]") -> "Packed[_S]":
         """Return the same bytes as objects of another type, which can read them."""
@@ -165,9 +230,20 @@ class Packed(Sequence[_T]):
         for chunk in self._chunks:
             held = chunk[0] & 0xF
             if at < held:
-                return self._codec.decode_all(chunk)[at]
+                return self._codec.read(chunk, at, at + 1)[0]
             at -= held
         raise IndexError(place)
+
+    def index_at(self, place: int) -> int | None:
+        """Return the index of the step at a place, None where it must be read for that."""
+        at = place + self._skipped
+        for chunk in self._chunks:
+            held = chunk[0] & 0xF
+            if at < held:
+                first = first_index(chunk)
+                return None if first is None else first + at
+            at -= held
+        return None
 
     def _part(self, first: int, count: int) -> "Packed[_T]":
         if not count:
@@ -185,17 +261,29 @@ class Packed(Sequence[_T]):
         beyond = last - first - count
         if beyond:
             # The last chunk ends where the sequence does: others can go on from there.
-            kept = _raw_items(chunks[-1])[:-beyond]
-            chunks = (*chunks[:-1], *_chunks(map(bytes, kept)))
+            final = chunks[-1]
+            if final[0] < 0x90:
+                kept = [cut_chunk(final, final[0] - beyond)]
+            else:
+                kept = array_chunks(map(bytes, _raw_items(final)[:-beyond]))
+            chunks = (*chunks[:-1], *kept)
         return self._of(chunks, first - seen, count)
 
     def __iter__(self) -> Iterator[_T]:
-        found = chain.from_iterable(map(self._codec.decode_all, self._chunks))
+        found = chain.from_iterable(map(self._codec.read, self._chunks))
         return islice(found, self._skipped, None)
 
     def __reversed__(self) -> Iterator[_T]:
-        chunks = map(self._codec.decode_all, reversed(self._chunks))
-        return islice(chain.from_iterable(map(reversed, chunks)), self._count)
+        return islice(self._backwards(), self._count)
+
+    def _backwards(self) -> Iterator[_T]:
+        read = self._codec.read
+        for chunk in reversed(self._chunks):
+            if chunk[0] >= 0x90:
+                yield from reversed(read(chunk))
+            else:  # the newest few are wanted mostly
+                for at in range(chunk[0] - 1, -1, -1):
+                    yield read(chunk, at, at + 1)[0]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Packed, tuple)):
@@ -211,8 +299,13 @@ def step_indices(window: Sequence[StepRecord]) -> Sequence[int]:
     if not window:
         return range(0)
     heads = window.as_codec(_heads_codec) if isinstance(window, Packed) else window
-    first, last = heads[0].index, heads[-1].index
-    if last - first == len(window) - 1:
+    count = len(window)
+    first = last = None
+    if isinstance(window, Packed):
+        first, last = window.index_at(0), window.index_at(count - 1)
+    if first is None or last is None:
+        first, last = heads[0].index, heads[-1].index
+    if last - first == count - 1:
         return range(first, last + 1)
     return [head.index for head in heads]
 

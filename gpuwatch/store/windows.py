@@ -6,14 +6,40 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan, nan
+from operator import itemgetter
 from typing import TypeVar, cast, overload
 
 from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import Times, times_of
 from gpuwatch.store.packed import Packed, records_codec
+from gpuwatch.store.rows import (
+    DEVICE,
+    HEAD_BYTES,
+    HOST,
+    INDEX,
+    LANES,
+    LANES_BYTES,
+    LOADER,
+    PHASES_LANE,
+    QUEUE_CAPACITY,
+    QUEUE_DEPTH,
+    SAMPLES,
+    STALL,
+    STALL_LANE,
+    STARTED,
+    STEP,
+    Flat,
+    Mold,
+    flat_of,
+    is_timed,
+    mold_of,
+    phases_of,
+    read_rows,
+    step_ns_of,
+)
 from gpuwatch.store.views import Rollup
 
-__all__ = ["TIMELINE_S", "WINDOW_STEPS", "Seconds", "Timeline", "Window", "is_steady"]
+__all__ = ["NOT_STEADY", "TIMELINE_S", "WINDOW_STEPS", "Seconds", "Timeline", "Window", "is_steady"]
 
 WINDOW_STEPS = 64
 TIMELINE_S = 120
@@ -29,15 +55,28 @@ _DATA_WAIT = PHASES.index("data_wait")
 
 _Number = TypeVar("_Number", int, float)
 
-_NOT_STEADY = frozenset({"first_batch", "warmup", "compile", "ddp_first"})
+NOT_STEADY = frozenset({"first_batch", "warmup", "compile", "ddp_first"})
+"""Tags of steps that are in no steady-state statistics."""
 
 
 def is_steady(record: StepRecord) -> bool:
     """Whether a step belongs into steady-state statistics: no first batch, no warm-up."""
-    return not record.tags or not _NOT_STEADY.intersection(record.tags)
+    return not record.tags or not NOT_STEADY.intersection(record.tags)
 
 
 _NOTHING: Packed[StepRecord] = Packed((), records_codec)
+
+
+_index_of = itemgetter(INDEX)
+
+_EVERY_OTHER = sum([0xFFFF_FFFF << 64 * place for place in range(LANES // 2)])
+"""Of the lanes of a row as one number: the first, third, ... each with room for a sum of 64."""
+
+_HALF = struct.Struct(f"<{LANES // 2}Q")
+_SUMS = struct.Struct(f"<{LANES}Q")
+_even_first = [*range(0, LANES, 2), *range(1, LANES, 2)]
+_in_order = itemgetter(*[_even_first.index(lane) for lane in range(LANES)])
+"""Of the sums of the first, third, ... lanes and then of the others."""
 
 
 def _total(values: Sequence[_Number | None]) -> tuple[_Number | int, int]:
@@ -80,13 +119,17 @@ class Window:
         "_capacity_index",
         "_depth",
         "_depths",
+        "_even",
         "_indices",
+        "_mold",
+        "_odd",
         "_on_device",
         "_percentiles_ms",
-        "_phases_known",
         "_phases_ms",
         "_phases_ns",
+        "_phases_unknown",
         "_records",
+        "_sampleless_ns",
         "_samples",
         "_samples_ns",
         "_stall_ns",
@@ -111,8 +154,8 @@ class Window:
         self._capacity: int | None = None
         self._capacity_index = -1
         self._step_ns = 0
-        self._phases_ns = [0] * len(PHASES)
-        self._phases_known = [0] * len(PHASES)
+        self._phases_ns: Sequence[int] = (0,) * len(PHASES)
+        self._phases_unknown = [0] * len(PHASES)
         self._samples = 0
         self._samples_ns = 0
         self._depth = 0.0
@@ -120,6 +163,9 @@ class Window:
         self._stall_ns = 0
         self._stalls = 0
         self._untimed = 0
+        self._even = self._odd = 0
+        self._sampleless_ns = 0
+        self._mold: Mold | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -132,8 +178,11 @@ class Window:
     def pack(self) -> None:
         """Hold the steps as bytes from now on."""
         if not self.packed:
-            self._records = _NOTHING.followed_by(self._records, WINDOW_STEPS)
-            self.packed = True
+            untimed, self.packed = self._untimed, True
+            capacity = self._capacity, self._capacity_index
+            self.replace(self._records)
+            self._untimed = untimed
+            self._capacity, self._capacity_index = capacity
 
     @property
     def first_index(self) -> int:
@@ -156,6 +205,9 @@ class Window:
 
     def extend(self, records: Sequence[StepRecord], times: Sequence[Times]) -> None:
         """Add steps, oldest first, as they are timed; what is beyond 64 leaves."""
+        if self.packed:
+            self.extend_flats(list(map(flat_of, records)))
+            return
         if records:
             before = self._on_device if self._steps_ns else times[0][0]
             if all(timed[0] is before for timed in times):
@@ -164,15 +216,34 @@ class Window:
                 self._add(records, times)
                 return
         for record, timed in zip(records, times, strict=True):
-            on_device = timed[0]
-            if self._steps_ns and on_device != self._on_device:
-                self._untimed += 1
-                if not on_device and self._untimed < WINDOW_STEPS:
-                    continue
-                self._clear()
+            if not self._is_left_out(timed[0]):
+                self._add((record,), (timed,))
+
+    def extend_flats(self, flats: Sequence[Flat]) -> None:
+        """Add steps to a packed window, oldest first; what is beyond 64 leaves."""
+        if not flats:
+            return
+        timed = list(map(is_timed, flats))
+        before = self._on_device if self._steps_ns else timed[0]
+        if (not before) not in timed:
             self._untimed = 0
-            self._on_device = on_device
-            self._add((record,), (timed,))
+            self._on_device = before
+            self._add_flats(flats)
+            return
+        for flat, on_device in zip(flats, timed, strict=True):
+            if not self._is_left_out(on_device):
+                self._add_flats((flat,))
+
+    def _is_left_out(self, on_device: bool) -> bool:
+        """Whether the next step stays out for its clock; the window begins anew with another."""
+        if self._steps_ns and on_device != self._on_device:
+            self._untimed += 1
+            if not on_device and self._untimed < WINDOW_STEPS:
+                return True
+            self._clear()
+        self._untimed = 0
+        self._on_device = on_device
+        return False
 
     def _add(self, records: Sequence[StepRecord], times: Sequence[Times]) -> None:
         """Add steps by the clock of the window."""
@@ -183,16 +254,12 @@ class Window:
         self._count(records, times, 1)
         self._steps_ns.extend([step_ns for _, _, step_ns in times])
         gone = len(self._steps_ns) - WINDOW_STEPS
-        kept = self._records
+        kept = cast("tuple[StepRecord, ...]", self._records)
         if gone > 0:
-            old = kept.first(gone) if isinstance(kept, Packed) else kept[:gone]
-            old += tuple(records[: gone - len(old)])
+            old = kept[:gone] + tuple(records[: gone - len(kept)] if gone > len(kept) else ())
             self._count(old, [times_of(record) for record in old], -1)
             del self._steps_ns[:gone]
-        if isinstance(kept, Packed):
-            self._records = kept.followed_by(records, WINDOW_STEPS)
-        else:
-            self._records = (*kept, *records)[-WINDOW_STEPS:]
+        self._records = (*kept, *records)[-WINDOW_STEPS:]
         self._indices = _followed_by(self._indices, [record.index for record in records])
         newest = records[-1]
         self.loader = newest.loader
@@ -201,6 +268,136 @@ class Window:
                 self._capacity, self._capacity_index = record.queue_capacity, record.index
                 break
         self._forget()
+
+    def _add_flats(self, flats: Sequence[Flat]) -> None:
+        """Add steps to a packed window by its clock."""
+        if len(flats) > WINDOW_STEPS:
+            self._add_flats(flats[:WINDOW_STEPS])
+            self._add_flats(flats[WINDOW_STEPS:])
+            return
+        kept = cast("Packed[StepRecord]", self._records)
+        steps_ns = self._steps_ns
+        steps_ns.extend(map(step_ns_of, flats))
+        self._fold(flats, 1)
+        gone = len(steps_ns) - WINDOW_STEPS
+        if gone > 0:
+            old = kept.first_flats(gone)
+            self._fold([*old, *flats[: gone - len(old)]], -1)
+            del steps_ns[:gone]
+        self._records = records = kept.followed_by_flats(flats, WINDOW_STEPS)
+        self._indices = _followed_by(self._indices, list(map(_index_of, flats)))
+        self.loader = flats[-1][LOADER]
+        for flat in reversed(flats):
+            if flat[QUEUE_CAPACITY]:
+                self._capacity, self._capacity_index = flat[QUEUE_CAPACITY], flat[INDEX]
+                break
+        mold = mold_of(records.newest)
+        self._mold = mold if mold is not None and mold.quick else None
+        self._unfold()
+        self._forget()
+
+    def _fold(self, flats: Iterable[Flat], sign: int) -> None:
+        """Add steps to the sums of a packed window, or take them out."""
+        place = DEVICE if self._on_device else HOST
+        unknown = self._phases_unknown
+        for flat in flats:
+            lanes = [flat[STEP], flat[SAMPLES], flat[STALL], *flat[place]]
+            if None in lanes:
+                for at, ns in enumerate(flat[place]):
+                    unknown[at] += sign * (ns is None)
+                lanes = [value or 0 for value in lanes]
+                if flat[SAMPLES] is None:
+                    self._sampleless_ns += sign * step_ns_of(flat)
+            self._even += sign * int.from_bytes(_HALF.pack(*lanes[0::2]), "little")
+            self._odd += sign * int.from_bytes(_HALF.pack(*lanes[1::2]), "little")
+            if flat[STALL] is not None:
+                self._stalls += sign
+            if flat[QUEUE_DEPTH] is not None:
+                self._depth += sign * flat[QUEUE_DEPTH]
+                self._depths += sign
+
+    def _unfold(self) -> None:
+        """Make the sums of a packed window those of its lanes."""
+        lanes = self._even | self._odd << 8 * _HALF.size
+        sums = _in_order(_SUMS.unpack(lanes.to_bytes(_SUMS.size, "little")))
+        self._phases_ns = sums[PHASES_LANE:]
+        steps_ns, self._samples, self._stall_ns = sums[:PHASES_LANE]
+        self._step_ns = step_ns = sum(self._phases_ns) if self._on_device else steps_ns
+        self._samples_ns = step_ns - self._sampleless_ns
+
+    def extend_next(self, flats: Sequence[Flat], steps_ns: Sequence[int]) -> bool:
+        """Add the steps that follow the newest one to a packed window, a few at a time.
+
+        `steps_ns` is how long they took by their clock. False, with nothing changed, where they are
+        not as the newest one is in what rows have in common: `extend_flats` takes them.
+        """
+        mold, indices = self._mold, self._indices
+        count = len(flats)
+        if mold is None or count >= WINDOW_STEPS or self._untimed:
+            return False
+        if not isinstance(indices, range) or indices[-1] != flats[0][INDEX] - 1:
+            return False
+        if flats[-1][INDEX] != indices[-1] + count:  # they rise: some are missing
+            return False
+        rows = list(map(mold.write, flats))
+        if None in rows:
+            return False
+        written = cast("list[bytes]", rows)
+        # Numbers of 64 bits side by side in one: all of a step are added at once.
+        even, odd = self._even, self._odd
+        for row in written:
+            lanes = int.from_bytes(row[:LANES_BYTES], "little")
+            even += lanes & _EVERY_OTHER
+            odd += lanes >> 32 & _EVERY_OTHER
+        self._even, self._odd = even, odd
+        if mold.depth:
+            self._depth += sum([row[-1] for row in written])
+        self._note(mold, count)
+        kept = cast("Packed[StepRecord]", self._records)
+        known_ns = self._steps_ns
+        known_ns.extend(steps_ns)
+        gone = len(known_ns) - WINDOW_STEPS
+        if gone > 0:
+            del known_ns[:gone]
+            self._take_out(kept, gone)
+        self._records = kept.followed_by_rows(mold, indices[-1] + 1, written, WINDOW_STEPS)
+        newest = indices[-1] + count
+        self._indices = range(newest + 1 - len(known_ns), newest + 1)
+        if mold.capacity:
+            self._capacity_index = newest
+        self._unfold()
+        self._percentiles_ms = self._phases_ms = None
+        return True
+
+    def _note(self, mold: Mold, count: int) -> None:
+        """Count what is known of so many steps of a mold, fewer than none to take them out."""
+        if mold.depth:
+            self._depths += count
+        if not mold.unknown:
+            self._stalls += count
+            return
+        self._stalls += count * (STALL_LANE not in mold.unknown)
+        for lane in mold.unknown:
+            if lane != STALL_LANE:
+                self._phases_unknown[lane - PHASES_LANE] += count
+
+    def _take_out(self, kept: "Packed[StepRecord]", count: int) -> None:
+        """Take the oldest so many steps out of the sums."""
+        for chunk, start, end in kept.oldest(count):
+            mold = mold_of(chunk)
+            if mold is None or not mold.quick:
+                self._fold(read_rows(chunk, start, end), -1)
+                continue
+            size = mold.size
+            even, odd = self._even, self._odd
+            for at in range(HEAD_BYTES + start * size, HEAD_BYTES + end * size, size):
+                lanes = int.from_bytes(chunk[at : at + LANES_BYTES], "little")
+                even -= lanes & _EVERY_OTHER
+                odd -= lanes >> 32 & _EVERY_OTHER
+                if mold.depth:
+                    self._depth -= chunk[at + size - 1]
+            self._even, self._odd = even, odd
+            self._note(mold, start - end)
 
     def replace(self, records: Iterable[StepRecord]) -> None:
         """Start anew with these steps, oldest first."""
@@ -211,17 +408,19 @@ class Window:
     def _count(self, records: Sequence[StepRecord], times: Sequence[Times], sign: int) -> None:
         steps_ns = [step_ns for _, _, step_ns in times]
         self._step_ns += sign * sum(steps_ns)
-        sums, known = self._phases_ns, self._phases_known
+        sums, unknown = list(self._phases_ns), self._phases_unknown
         if len(times) == 1:  # a step at a time: columns do not pay
             for i, value in enumerate(times[0][1]):
                 if value is not None:
                     sums[i] += sign * value
-                    known[i] += sign
+                else:
+                    unknown[i] += sign
         else:
             for i, column in enumerate(zip(*[phases for _, phases, _ in times], strict=True)):
                 total_ns, count = _total(column)
                 sums[i] += sign * total_ns
-                known[i] += sign * count
+                unknown[i] += sign * (len(times) - count)
+        self._phases_ns = sums
         samples = [record.samples for record in records]
         if None not in samples:
             self._samples += sign * sum(cast("list[int]", samples))
@@ -276,8 +475,10 @@ class Window:
         if self._phases_ms is None:
             count = len(self._steps_ns)
             self._phases_ms = {
-                name: self._phases_ns[i] / count / 1e6 if self._phases_known[i] else None
-                for i, name in enumerate(PHASES)
+                name: total_ns / count / 1e6 if unknown < count else None
+                for name, total_ns, unknown in zip(
+                    PHASES, self._phases_ns, self._phases_unknown, strict=True
+                )
             }
         return self._phases_ms
 
@@ -291,9 +492,8 @@ class Window:
     @property
     def data_wait_ratio(self) -> float | None:
         """Data wait / step, 0..1."""
-        if not self._phases_known[0] or not self._step_ns:
-            return None
-        return self._phases_ns[0] / self._step_ns
+        known = self._phases_unknown[_DATA_WAIT] < len(self._steps_ns)
+        return self._phases_ns[_DATA_WAIT] / self._step_ns if known and self._step_ns else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -421,13 +621,32 @@ class Timeline:
         """Count a step in the second in which it ended."""
         self.extend((record,), (times_of(record),))
 
-    def extend(self, records: Iterable[StepRecord], times: Iterable[Times]) -> None:
+    def extend(self, records: Sequence[StepRecord], times: Sequence[Times]) -> None:
         """Count steps as they are timed, each in the second in which it ended."""
+        rows = zip(records, times, strict=True)
+        self._take(
+            [
+                (record.started_s, record.step_ns, step_ns, phases[_DATA_WAIT])
+                for record, (_, phases, step_ns) in rows
+            ]
+        )
+
+    def extend_flats(self, flats: Sequence[Flat], steps_ns: Sequence[int]) -> None:
+        """Count steps, each in the second in which it ended; they took so long by their clock."""
+        self._take(
+            [
+                (flat[STARTED], flat[STEP], step_ns, phases_of(flat)[_DATA_WAIT])
+                for flat, step_ns in zip(flats, steps_ns, strict=True)
+            ]
+        )
+
+    def _take(self, rows: Iterable[tuple[float, int, int, int | None]]) -> None:
+        """Count steps by when they began, how long they took, the same by their clock, and wait."""
         self._picture = None
         closed: list[bytes] = []
         now_s, steps_ms, waits_ms = self._second_s, self._steps_ms, self._waits_ms
-        for record, (_, phases, step_ns) in zip(records, times, strict=True):
-            second_s = int(record.started_s + record.step_ns / 1e9)
+        for started_s, took_ns, step_ns, wait_ns in rows:
+            second_s = int(started_s + took_ns / 1e9)
             if second_s < now_s - 1:
                 # Steps come in order: the rank's clock was set back.
                 self._close(closed)
@@ -441,7 +660,6 @@ class Timeline:
                 now_s, steps_ms, waits_ms = second_s, [], []
                 self._steps_ms, self._waits_ms = steps_ms, waits_ms
             steps_ms.append(step_ns / 1e6)
-            wait_ns = phases[_DATA_WAIT]
             if wait_ns is not None:
                 waits_ms.append(wait_ns / 1e6)
         self._second_s = now_s
