@@ -18,7 +18,7 @@ from gpuwatch.store.lean import Lean
 from gpuwatch.store.packed import Packed, Points, records_codec, spans_codec
 from gpuwatch.store.rows import INDEX, TAGS, Flat, record_of
 
-__all__ = ["MEAN_S", "History", "Means", "Past", "ProcessMeans", "memory_slope"]
+__all__ = ["MEAN_S", "History", "Means", "MeansPicture", "Past", "ProcessMeans", "memory_slope"]
 
 KEPT_FIRSTS = 16
 KEPT_SPANS = 64
@@ -182,7 +182,7 @@ class Means:
     def __init__(self) -> None:
         self._ticks: deque[_Tick] = deque(maxlen=_MOST_TICKS)
         self._host: Mapping[str, float] | None = None
-        self._processes: dict[int, ProcessMeans] | None = None
+        self._picture: MeansPicture | None = None
 
     def add(self, frame: SensorFrame, at_s: float) -> None:
         """Take a tick; `at_s` by the receiver's clock."""
@@ -197,7 +197,7 @@ class Means:
         self._ticks.append(_Tick(at_s, host, pids, rows, states))
         while self._ticks[0].at_s < at_s - MEAN_S:
             self._ticks.popleft()
-        self._host = self._processes = None
+        self._host = self._picture = None
 
     def host(self) -> Mapping[str, float]:
         """Return the host's means; what is not known is not in it."""
@@ -207,8 +207,28 @@ class Means:
 
     def process(self, pid: int) -> "ProcessMeans | None":
         """Return a process's means, None for one that was not seen."""
+        return self.picture().process(pid)
+
+    def picture(self) -> "MeansPicture":
+        """Return the means of the processes by now, made when they are asked for."""
+        if self._picture is None:
+            self._picture = MeansPicture(tuple(self._ticks))
+        return self._picture
+
+
+class MeansPicture:
+    """The means of all processes of a node at one moment."""
+
+    __slots__ = ("_processes", "_ticks")
+
+    def __init__(self, ticks: tuple[_Tick, ...]) -> None:
+        self._ticks = ticks
+        self._processes: dict[int, ProcessMeans] | None = None
+
+    def process(self, pid: int) -> "ProcessMeans | None":
+        """Return a process's means, None for one that was not seen."""
         if self._processes is None:
-            ticks = tuple(self._ticks)
+            ticks = self._ticks
             pids = {id(tick.pids): tick.pids for tick in ticks}.values()
             self._processes = {
                 known: ProcessMeans(ticks, known) for known in set(chain.from_iterable(pids))

@@ -11,9 +11,11 @@ import msgspec
 
 from gpuwatch.errors import FrameError
 from gpuwatch.frames import (
+    Columns,
     Heartbeat,
     Ordinary,
     decode_all_steps,
+    decode_columns,
     decode_costs,
     decode_heartbeat,
     decode_node_frame,
@@ -28,6 +30,7 @@ from gpuwatch.schema import (
     Bye,
     Hello,
     Ledger,
+    Loader,
     Logged,
     NodeFrame,
     ProcessSample,
@@ -38,17 +41,26 @@ from gpuwatch.schema import (
     SensorFrame,
     StepRecord,
 )
-from gpuwatch.store.batches import WorkerTotals
+from gpuwatch.store.arrival import EMPTY, Convoy
+from gpuwatch.store.batches import Totals, WorkerTotals
 from gpuwatch.store.clocks import NodeClock, times_of
-from gpuwatch.store.history import History, Means
+from gpuwatch.store.history import History, Means, MeansPicture
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.members import Doubts, Member, leavers
 from gpuwatch.store.packed import PACK_ABOVE, collect_seldom
 from gpuwatch.store.rows import INDEX, TAGS, Flat, decode_flats, record_of, step_ns_of
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
-from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
-from gpuwatch.store.windows import NOT_STEADY, WINDOW_STEPS, Timeline, Window, is_steady
+from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid, framed, sketch
+from gpuwatch.store.windows import (
+    NOT_STEADY,
+    WINDOW_STEPS,
+    Timeline,
+    TimelinePicture,
+    Window,
+    is_steady,
+    seconds_of,
+)
 
 __all__ = ["SILENT_S", "Store"]
 
@@ -84,10 +96,10 @@ _PROCESS_STATES = {
 }
 
 
-_EMPTY = b"\x90"
-"""No steps, no worker totals: an empty array."""
+_Found = RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]
+"""What a frame of a rank is: decoded, or its head and the whole of it."""
 
-_NO_MEANS = Means()
+_NO_MEANS = Means().picture()
 _NO_STATE = RankState()
 _NO_LEDGER = Ledger()
 
@@ -96,6 +108,25 @@ _tags_of = itemgetter(TAGS)
 
 _set = msgspec.structs.force_setattr
 """For states that were just decoded: nobody else has them yet, and what is set is equal."""
+
+
+def _one_by_one(
+    raws: Sequence[msgspec.Raw], *, packed: bool
+) -> tuple[list[_Found], FrameError | None]:
+    """Return the frames of ranks, and what was wrong with the last that is none."""
+    found: list[_Found] = []
+    problem: FrameError | None = None
+    decode = decode_ordinary if packed else decode_heartbeat
+    for raw in raws:
+        head = decode(memoryview(raw))
+        if head is not None:
+            found.append((head, raw))
+            continue
+        try:
+            found.append(decode_rank_frame(bytes(raw)))
+        except FrameError as exc:
+            problem = exc
+    return found, problem
 
 
 def _clean_reply(reply: Reply) -> Reply:
@@ -110,6 +141,59 @@ def _clean_bye(bye: Bye) -> Bye:
     cleaned: Bye = _clean(bye)
     lines = [printable(line) for line in bye.stack.splitlines()]
     return msgspec.structs.replace(cleaned, stack="\n".join(lines))
+
+
+class _Later:
+    """What the picture of a rank makes when it is asked for; nothing in it changes."""
+
+    __slots__ = (
+        *("_ahead_s", "_loader", "_loaders", "_means", "_process", "_timeline", "_totals"),
+        *("_workers",),
+    )
+
+    def __init__(
+        self,
+        totals: Totals,
+        loader: str,
+        loaders: tuple[Loader, ...],
+        timeline: TimelinePicture,
+        ahead_s: int,
+        means: MeansPicture,
+        process: ProcessSample | None,
+        workers: tuple[ProcessSample, ...],
+    ) -> None:
+        self._totals, self._loader, self._loaders = totals, loader, loaders
+        self._timeline, self._ahead_s = timeline, ahead_s
+        self._means, self._process, self._workers = means, process, workers
+
+    def made(self, name: str) -> Mapping[str, object]:
+        """Return a field by name, and those that are made with it."""
+        if name == "timeline":
+            return {name: seconds_of(self._timeline, self._ahead_s)}
+        if name == "process_means":
+            process = self._process
+            return {name: None if process is None else self._means.process(process.pid)}
+        if name == "worker_means":
+            found = [self._means.process(worker.pid) for worker in self._workers]
+            return {name: tuple([means for means in found if means is not None])}
+        cost, by_worker = self._totals.per_batch(self._loader)
+        return {
+            "batch_wall_ms": None if cost is None else cost.wall_ms,
+            "batch_cpu_ms": None if cost is None else cost.cpu_ms,
+            "collate_ms": None if cost is None else cost.collate_ms,
+            "batch_na": self._why_no_batch_cost() if cost is None else "",
+            "worker_batches": by_worker,
+        }
+
+    def _why_no_batch_cost(self) -> str:
+        key = self._loader
+        if not key:
+            return "no DataLoader fetch was seen in a steady step"
+        if any(loader.key == key and not loader.num_workers for loader in self._loaders):
+            return "num_workers=0: the data wait is the batch cost"
+        if self._totals.knows(key):
+            return "too few batches a worker yet"
+        return "the workers of this loader do not time themselves"
 
 
 class _Rank:
@@ -128,6 +212,7 @@ class _Rank:
         "asks",
         "bye",
         "commands",
+        "convoy",
         "dropped",
         "ended_s",
         "former",
@@ -160,6 +245,7 @@ class _Rank:
         self, run: str, rank: int, node: str, incarnation: str, *, packed: bool = False
     ) -> None:
         self.packed = packed
+        self.convoy: Convoy[_Rank] | None = None
         self.run = run
         self.rank = rank
         self.node = node
@@ -271,14 +357,35 @@ class _Rank:
             return False
         if frame.incarnation != self.incarnation:
             return False
-        self.heard_s = received_s
-        self.sent_s = max(self.sent_s, frame.sent_s)
-        self.age = None
-        self.simulated = frame.simulated
-        self.dropped = frame.dropped
-        self.seq = frame.seq
-        self._state, self._ledger = frame.state, frame.ledger
+        self.be_at(
+            received_s,
+            seq=frame.seq,
+            sent_s=frame.sent_s,
+            dropped=frame.dropped,
+            simulated=frame.simulated,
+            state=frame.state,
+            ledger=frame.ledger,
+        )
         return True
+
+    def be_at(
+        self,
+        received_s: float,
+        seq: int,
+        sent_s: float,
+        dropped: int,
+        simulated: bool,
+        state: msgspec.Raw,
+        ledger: msgspec.Raw,
+    ) -> None:
+        """Note what of a frame the next one replaces."""
+        self.heard_s = received_s
+        self.sent_s = max(self.sent_s, sent_s)
+        self.age = None
+        self.simulated = simulated
+        self.dropped = dropped
+        self.seq = seq
+        self._state, self._ledger = state, ledger
 
     def note(self, frame: Ordinary, received_s: float) -> bool:
         """Note a frame if it is the next one; its steps wait for `settle`."""
@@ -286,13 +393,19 @@ class _Rank:
             return False
         # As bytes of their own: raw ones keep the whole frame of the node alive.
         records, workers = bytes(frame.records), bytes(frame.workers)
-        if records != _EMPTY:
+        if records != EMPTY:
             self._waiting_steps.append(records)
             self._waiting_bytes += len(records)
-        if workers != _EMPTY:
+        if workers != EMPTY:
             self._waiting_costs.append((frame.sent_s, workers))
             self._waiting_bytes += len(workers)
         return True
+
+    def wait(self, steps: Sequence[bytes], costs: Sequence[tuple[float, bytes]]) -> None:
+        """Note steps and worker totals, as bytes; of totals also when they were sent."""
+        self._waiting_steps += steps
+        self._waiting_costs += costs
+        self._waiting_bytes += sum(map(len, steps)) + sum([len(cost) for _, cost in costs])
 
     @property
     def overfull(self) -> bool:
@@ -325,9 +438,11 @@ class _Rank:
             self._settle_steps(parts, problems)
         for sent_s, workers in costs:
             try:
-                self.worker_totals.add(sent_s, decode_costs(workers))
+                decode_costs(workers)
             except FrameError as exc:
                 problems.append(exc)
+            else:
+                self.worker_totals.add(sent_s, workers)
 
     def _settle_steps(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
         try:
@@ -467,95 +582,58 @@ class _Rank:
         node_live: bool,
         process: ProcessSample | None,
         workers: tuple[ProcessSample, ...],
-        means: Means,
+        means: MeansPicture,
         ahead_s: int = 0,
     ) -> RankView:
-        window = self.window
-        p50_ms, p95_ms = window.percentiles_ms()
+        window, told, last, hello = self.window, self.state, self.last, self.hello
         age_s = max(0.0, now_s - self.heard_s)
-        state, reason = self._condition(age_s, node_live)
-        key = window.loader
-        cost, by_worker = self.worker_totals.per_batch(key)
-        return RankView(
-            run=self.run,
-            rank=self.rank,
-            node=self.node,
-            incarnation=self.incarnation,
-            restarts=self.restarts,
-            state=state,
-            state_reason=reason,
-            age_s=age_s,
-            phase=self.state.phase,
-            phase_age_s=self.state.phase_age_ns / 1e9 + age_s,
-            steps=self.state.step
-            if self.last is None
-            else max(self.state.step, self.last_index + 1),
-            clock=window.clock or (self.last.clock if self.last is not None else "host"),
-            window=window.records,
-            last=self.last,
-            step_ms=window.step_ms,
-            step_p50_ms=p50_ms,
-            step_p95_ms=p95_ms,
-            own_ms=self._own_ms(),
-            phases_ms=window.phases_ms,
-            phases_na=self.state.phases_na,
-            data_wait_ratio=window.data_wait_ratio,
-            samples_per_s=window.samples_per_s,
-            queue_depth=window.queue_depth,
-            queue_capacity=None if self.last is None else window.queue_capacity,
-            ledger=self.ledger,
-            lost=self.lost + self.open_gap,
-            dropped=self.dropped,
-            loss=self.state.loss,
-            epoch=self.state.epoch,
-            total_steps=self.state.total_steps,
-            hello=self.hello,
-            process=process,
-            workers=workers,
-            timeline=self.timeline.rollups(ahead_s),
-            notices=self.state.notices,
-            replies=self.replies,
-            commands=self.commands,
-            simulated=self.simulated,
-            batch_wall_ms=None if cost is None else cost.wall_ms,
-            batch_cpu_ms=None if cost is None else cost.cpu_ms,
-            collate_ms=None if cost is None else cost.collate_ms,
-            device_stall_ms=window.device_stall_ms,
-            device_dropped=self.state.device_dropped,
-            past=self.history.past(),
-            told=self.state,
-            process_means=means.process(process.pid) if process is not None else None,
-            worker_means=tuple(
-                found for w in workers if (found := means.process(w.pid)) is not None
-            ),
-            batch_na="" if cost is not None else self._why_no_batch_cost(key),
-            worker_batches=by_worker,
-            bye=self.bye,
-            # One that died without a word was heard within a tenth of a second of its end.
-            ended_s=self._ended_s(ahead_s) if self.over else None,
-            ahead_s=ahead_s,
-        )
+        view = sketch()
+        view.run, view.rank, view.node = self.run, self.rank, self.node
+        view.incarnation, view.restarts = self.incarnation, self.restarts
+        view.state, view.state_reason = self._condition(age_s, node_live)
+        view.age_s = age_s
+        view.phase, view.phase_age_s = told.phase, told.phase_age_ns / 1e9 + age_s
+        view.step_p50_ms, view.step_p95_ms = window.percentiles_ms()
+        view.last = last
+        if last is None:
+            view.steps = told.step
+            view.clock = window.clock or "host"
+            view.queue_capacity = None
+        else:
+            view.steps = max(told.step, self.last_index + 1)
+            view.clock = window.clock or last.clock
+            view.queue_capacity = window.queue_capacity
+        view.window = window.records
+        view.phases_ms = phases_ms = window.phases_ms
+        view.step_ms = window.step_ms
+        # The step without exposed communication; None where that is n/a among ranks.
+        alone = hello is not None and hello.world_size == 1
+        view.own_ms = window.own_ms if alone or phases_ms["comm"] is not None else None
+        view.phases_na = told.phases_na
+        view.data_wait_ratio = window.data_wait_ratio
+        view.samples_per_s = window.samples_per_s
+        view.queue_depth = window.queue_depth
+        view.device_stall_ms = window.device_stall_ms
+        view.device_dropped = told.device_dropped
+        view.told, view.ledger, view.past = told, self.ledger, self.history.past()
+        view.loss, view.epoch, view.total_steps = told.loss, told.epoch, told.total_steps
+        view.notices = told.notices
+        view.lost, view.dropped = self.lost + self.open_gap, self.dropped
+        view.hello, view.process, view.workers = hello, process, workers
+        view.replies, view.commands, view.simulated = self.replies, self.commands, self.simulated
+        view.bye, view.ahead_s = self.bye, ahead_s
+        # One that died without a word was heard within a tenth of a second of its end.
+        view.ended_s = self._ended_s(ahead_s) if self.over else None
+        loaders = () if hello is None else hello.loaders
+        view._later = _Later(
+            self.worker_totals.picture, window.loader, loaders, self.timeline.picture, ahead_s,
+            means, process, workers,
+        )  # fmt: skip
+        return framed(view)
 
     def _ended_s(self, ahead_s: int) -> float | None:
         ended_s = self.ended_s or self.sent_s
         return ended_s - ahead_s if ended_s else None
-
-    def _own_ms(self) -> float | None:
-        """Return the step without exposed communication; None where that is n/a among ranks."""
-        alone = self.hello is not None and self.hello.world_size == 1
-        if not alone and self.window.phases_ms.get("comm") is None:
-            return None
-        return self.window.own_ms
-
-    def _why_no_batch_cost(self, key: str) -> str:
-        if not key:
-            return "no DataLoader fetch was seen in a steady step"
-        loaders = self.hello.loaders if self.hello is not None else ()
-        if any(loader.key == key and not loader.num_workers for loader in loaders):
-            return "num_workers=0: the data wait is the batch cost"
-        if self.worker_totals.knows(key):
-            return "too few batches a worker yet"
-        return "the workers of this loader do not time themselves"
 
     def _condition(self, age_s: float, node_live: bool) -> tuple[str, str]:
         bye = self.bye
@@ -588,20 +666,31 @@ class _Node:
         self.by_pid: dict[int, ProcessSample] = {}
         self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
         self.means = Means()
-        self.uuids: dict[str, str] = {}
+        self.uuids: frozenset[str] = frozenset()
+        self.bare_uuids: dict[str, str] = {}
         self.clock = NodeClock()
+        self.convoy: Convoy[_Rank] | None = None
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
         self.sensors = frame
         self.sensors_heard_s = received_s
         self.means.add(frame, received_s)
-        self.uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
+        self.uuids = frozenset([gpu.uuid for gpu in frame.gpus])
+        self.bare_uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
         self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
         workers: dict[int, list[ProcessSample]] = {}
         for process in frame.processes:
             if process.role == "worker":
                 workers.setdefault(process.rank_pid, []).append(process)
         self.by_rank_pid = {pid: tuple(found) for pid, found in workers.items()}
+
+    def renamed(self, hello: Hello) -> Hello:
+        """Return a hello with the sensors' own name for its device: what the screens join by."""
+        named = self.bare_uuids.get(bare_uuid(hello.device_uuid))
+        if named is None or named == hello.device_uuid:
+            return hello
+        renamed: Hello = msgspec.structs.replace(hello, device_uuid=named)
+        return renamed
 
     def view(self, now_s: float) -> NodeView:
         sensors = self.sensors
@@ -690,19 +779,12 @@ class Store:
             with self._lock:
                 self._refuse(exc)
             return []
-        frames: list[RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]] = []
+        frames: list[_Found] = []
         sensors: SensorFrame | None = None
         problem: FrameError | None = None
-        decode = decode_ordinary if self._packed else decode_heartbeat
-        for raw in node_frame.frames:
-            head = decode(memoryview(raw))
-            if head is not None:
-                frames.append((head, raw))
-                continue
-            try:
-                frames.append(decode_rank_frame(bytes(raw)))
-            except FrameError as exc:
-                problem = exc
+        heads = decode_columns(node_frame.frames) if self._packed else None
+        if heads is None:
+            frames, problem = _one_by_one(node_frame.frames, packed=self._packed)
         if node_frame.sensors is not None:
             try:
                 sensors = lean_frame(decode_sensor_frame(bytes(node_frame.sensors)))
@@ -711,7 +793,7 @@ class Store:
         with self._lock:
             if problem is not None:
                 self._refuse(problem)
-            return self._apply(node_frame, frames, sensors, received_s)
+            return self._apply(node_frame, heads, frames, sensors, received_s)
 
     def _refuse(self, exc: FrameError) -> None:
         self._refused += 1
@@ -721,10 +803,12 @@ class Store:
     def _apply(
         self,
         node_frame: NodeFrame,
-        frames: list[RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]],
+        heads: Columns | None,
+        frames: Sequence[_Found],
         sensors: SensorFrame | None,
         received_s: float,
     ) -> list[tuple[str, int]]:
+        """Take what was decoded: the heads, if all frames are ordinary ones, else each frame."""
         name = printable(node_frame.node)
         node = self._nodes.get(name)
         if node is None:
@@ -750,15 +834,41 @@ class Store:
         if sensors is not None:
             node.take_sensors(sensors, received_s)
         self._replies.extend(map(_clean_reply, node_frame.replies))
-        missing = []
+        missing: list[tuple[str, int]] = []
+        if heads is None:
+            self._take_frames(name, frames, received_s, missing)
+        elif node.convoy is None or not node.convoy.take(heads, received_s):
+            frames, _ = _one_by_one(node_frame.frames, packed=True)
+            noted = self._take_frames(name, frames, received_s, missing)
+            self._gather(node, noted, heads)
+        elif node.convoy.full:
+            for moved in node.convoy.ranks:
+                self._settle(moved)
+        for age in node_frame.ages:
+            self._take_age(age, received_s)
+        self._version += 1
+        return missing
+
+    def _take_frames(
+        self,
+        node: str,
+        frames: Sequence[_Found],
+        received_s: float,
+        missing: list[tuple[str, int]],
+    ) -> list[_Rank]:
+        """Take frames of ranks one by one; returns the ranks of those that were simply the next."""
+        noted = []
         for found in frames:
             if isinstance(found, RankFrame):
                 frame = found
             else:
                 head, raw = found
                 known = self._ranks.get((printable(head.run), head.rank))
+                if known is not None:
+                    self._dissolve(known)
                 if known is not None and self._noted(known, head, received_s):
-                    known.node = name
+                    noted.append(known)
+                    known.node = node
                     if known.asks and known._asked():
                         missing.append((head.run, head.rank))
                     continue
@@ -767,7 +877,7 @@ class Store:
                 except FrameError as exc:
                     self._refuse(exc)
                     continue
-            rank = self._rank(frame, name)
+            rank = self._rank(frame, node)
             if rank is None:
                 continue
             self._settle(rank)
@@ -783,10 +893,20 @@ class Store:
                 self._note_spans(rank, frame, received_s)
             if frame.commands and not frame.snapshot:
                 self._note_commands(rank, frame.commands)
-        for age in node_frame.ages:
-            self._take_age(age, received_s)
-        self._version += 1
-        return missing
+        return noted
+
+    def _gather(self, node: _Node, ranks: Sequence[_Rank], heads: Columns) -> None:
+        """Let ranks of a node go on together, if each frame of it was simply the next one."""
+        if node.convoy is not None:
+            node.convoy.disband()
+            node.convoy = None
+        if len({id(rank) for rank in ranks}) == len(heads.seq):
+            node.convoy = Convoy(ranks, heads)
+
+    def _dissolve(self, rank: _Rank) -> None:
+        """Bring a rank up to date, and those beside it; each of their next frames is looked at."""
+        if rank.convoy is not None:
+            rank.convoy.disband()
 
     def _noted(self, rank: _Rank, head: Heartbeat | Ordinary, received_s: float) -> bool:
         """Note a frame of a rank if it is simply the next one."""
@@ -798,14 +918,26 @@ class Store:
             self._settle(rank)
         return True
 
+    def _catch_up(self) -> None:
+        """Bring every rank up to date."""
+        for node in self._nodes.values():
+            if node.convoy is not None:
+                node.convoy.catch_up()
+
     def _settle(self, rank: _Rank) -> None:
+        if rank.convoy is not None:
+            rank.convoy.catch_up()
         for problem in rank.settle():
             self._refuse(problem)
+        if rank.asks:
+            self._dissolve(rank)
 
     def _rank(self, frame: RankFrame, node: str) -> _Rank | None:
         run = printable(frame.run)
         key = (run, frame.rank)
         rank = self._ranks.get(key)
+        if rank is not None:
+            self._dissolve(rank)
         if frame.bye is not None and frame.bye.reason == "moved":
             # It has joined a process group since, and goes on under another run or rank.
             if rank is not None and rank.incarnation == frame.incarnation:
@@ -843,6 +975,7 @@ class Store:
         if len(self._raw_runs) <= _KEPT_RUNS:
             return
         now_s = self._clock()
+        self._catch_up()
         ranks: dict[str, list[_Rank]] = {run: [] for run in self._raw_runs}
         for (run, _), rank in self._ranks.items():
             ranks.setdefault(run, []).append(rank)
@@ -857,12 +990,14 @@ class Store:
             return  # all of them live: so many runs there are
         del self._raw_runs[old]
         for key in [key for key in self._ranks if key[0] == old]:
-            del self._ranks[key]
+            self._dissolve(self._ranks.pop(key))
 
     def _take_age(self, age: RankAge, received_s: float) -> None:
         rank = self._ranks.get((printable(age.run), age.rank))
         if rank is None or rank.incarnation != age.incarnation:
             return
+        if rank.convoy is not None:
+            rank.convoy.catch_up()
         rank.age = age
         # The node process heard it last `age_s` before this frame; trust the older of the two.
         if rank.heard_s == 0.0:
@@ -905,6 +1040,7 @@ class Store:
         """Return the present picture."""
         now_s = self._clock()
         with self._lock:
+            self._catch_up()
             doubts = self._members(now_s)
             by_run: dict[str, list[RankView]] = {}
             windows: dict[str, list[Window]] = {}
@@ -951,7 +1087,7 @@ class Store:
         for run, ranks in uneven.items():
             gone = leavers(ranks, now_s)
             for left in gone:
-                del self._ranks[run, left.rank]
+                self._dissolve(self._ranks.pop((run, left.rank)))
                 self._said.pop((run, left.rank), None)
             if gone:
                 ranks[:] = [rank for rank in ranks if rank not in gone]
@@ -966,29 +1102,27 @@ class Store:
 
     def _rank_view(self, rank: _Rank, now_s: float) -> RankView:
         node = self._nodes.get(rank.node)
-        node_live = node is not None and now_s - node.heard_s < node.quiet_s
-        pid = rank.hello.pid if rank.hello is not None else None
-        process = workers = None
-        if node is not None and pid is not None:
-            process = node.by_pid.get(pid)
-            workers = node.by_rank_pid.get(pid)
-        if node is not None and rank.hello is not None and rank.hello.device_uuid:
-            named = node.uuids.get(bare_uuid(rank.hello.device_uuid))
-            if named is not None and named != rank.hello.device_uuid:
-                # The sensors' own name for the device: what the screens join by.
-                rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
+        hello = rank.hello
+        process: ProcessSample | None = None
+        workers: tuple[ProcessSample, ...] = ()
+        node_live, means, ahead_s = False, _NO_MEANS, 0
+        if node is not None:
+            node_live = now_s - node.heard_s < node.quiet_s
+            means, ahead_s = node.means.picture(), self._ahead_s(node)
+            if hello is not None:
+                process = node.by_pid.get(hello.pid)
+                workers = node.by_rank_pid.get(hello.pid, ())
+                if hello.device_uuid and hello.device_uuid not in node.uuids:
+                    rank.hello = node.renamed(hello)
         self._settle(rank)
-        means = node.means if node is not None else _NO_MEANS
-        ahead_s = self._ahead_s(node) if node is not None else 0
-        view = rank.view(now_s, node_live, process, workers or (), means, ahead_s)
-        self._note_change(view)
+        view = rank.view(now_s, node_live, process, workers, means, ahead_s)
+        if self._said.get((view.run, view.rank)) != view.state:
+            self._note_change(view)
         return view
 
     def _note_change(self, view: RankView) -> None:
         key = (view.run, view.rank)
         before = self._said.get(key)
-        if before == view.state:
-            return
         self._said[key] = view.state
         reason = f" ({view.state_reason})" if view.state_reason else ""
         if before is None:

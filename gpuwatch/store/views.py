@@ -7,6 +7,7 @@ that is not known is None, and the reason stands beside it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuwatch.schema import (
     Bye,
@@ -23,7 +24,20 @@ from gpuwatch.schema import (
 from gpuwatch.store.batches import WorkerBatch
 from gpuwatch.store.history import Past, ProcessMeans
 
-__all__ = ["Event", "NodeView", "RankView", "Rollup", "RunView", "View", "bare_uuid", "same_device"]
+__all__ = [
+    "LATER",
+    "Event",
+    "Later",
+    "NodeView",
+    "RankView",
+    "Rollup",
+    "RunView",
+    "View",
+    "bare_uuid",
+    "framed",
+    "same_device",
+    "sketch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,9 @@ class RankView:
 
     `told` is what the rank said of itself last, `past` reaches back beyond the window.
     `process_means` and `worker_means` are the sampler's readings over about six seconds.
+
+    Some of it is made when it is asked for, of what was known when the picture was taken: of a
+    thousand ranks few are asked.
     """
 
     run: str
@@ -122,11 +139,56 @@ class RankView:
     ended_s: float | None = None
     commands: tuple[Logged, ...] = ()
     ahead_s: int = 0
+    _later: "Later | None" = field(default=None, init=False, repr=False, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only of what is not set yet, which a picture of a store has; see `sketch`.
+            if name not in LATER:
+                raise AttributeError(name)
+            for field_name, value in self._later.made(name).items():
+                object.__setattr__(self, field_name, value)
+            return object.__getattribute__(self, name)
 
     @property
     def pid(self) -> int | None:
         """Process id on its node, None before the first hello."""
         return None if self.hello is None else self.hello.pid
+
+
+class Later(Protocol):
+    """Makes what a picture of a rank does not hold yet."""
+
+    def made(self, name: str) -> Mapping[str, object]:
+        """Return a field of `LATER` by name, and whichever others are made with it."""
+
+
+LATER = frozenset(
+    {
+        *("batch_wall_ms", "batch_cpu_ms", "collate_ms", "batch_na", "worker_batches"),
+        *("timeline", "process_means", "worker_means"),
+    }
+)
+"""What is made when it is asked for."""
+
+_Sketch: Any = type("_Sketch", (), {"__slots__": RankView.__slots__, "__doc__": "Not frozen yet."})
+
+
+def sketch() -> Any:
+    """Return a picture of a rank that is to be filled in, but for what its `_later` makes.
+
+    `framed` makes it a `RankView`. A frozen dataclass sets each of its fifty fields by a call,
+    which at a thousand ranks takes a tenth of all that it takes to look at them.
+    """
+    return _Sketch()
+
+
+def framed(sketched: Any) -> RankView:
+    """Return a picture that is filled in, frozen: the same object, which has the same slots."""
+    sketched.__class__ = RankView
+    view: RankView = sketched
+    return view
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,17 @@ from gpuwatch.store.rows import (
 )
 from gpuwatch.store.views import Rollup
 
-__all__ = ["NOT_STEADY", "TIMELINE_S", "WINDOW_STEPS", "Seconds", "Timeline", "Window", "is_steady"]
+__all__ = [
+    "NOT_STEADY",
+    "TIMELINE_S",
+    "WINDOW_STEPS",
+    "Seconds",
+    "Timeline",
+    "TimelinePicture",
+    "Window",
+    "is_steady",
+    "seconds_of",
+]
 
 WINDOW_STEPS = 64
 TIMELINE_S = 120
@@ -532,6 +542,14 @@ def _with_rows(rows: tuple[bytes, ...], new: Sequence[bytes]) -> tuple[bytes, ..
     return chunks[max(0, _count_rows(chunks) - TIMELINE_S) // _CHUNK_ROWS :]
 
 
+_Open = tuple[int, Sequence[float], Sequence[float]]
+"""A second that is not over: when, how long each of its steps took, and their data wait, in ms."""
+
+
+TimelinePicture = tuple[tuple[bytes, ...], _Open]
+"""Rows of seconds that are over, and the open one."""
+
+
 class Seconds(Sequence[Rollup]):
     """Rollups of one rank, oldest first: rows of closed seconds, and the open one.
 
@@ -541,7 +559,7 @@ class Seconds(Sequence[Rollup]):
     __slots__ = ("_ahead_s", "_count", "_open", "_rows", "_skipped")
 
     def __init__(
-        self, rows: tuple[bytes, ...], open_second: Rollup | None, ahead_s: int = 0
+        self, rows: tuple[bytes, ...], open_second: _Open | None, ahead_s: int = 0
     ) -> None:
         count = _count_rows(rows)
         self._rows = rows
@@ -554,8 +572,9 @@ class Seconds(Sequence[Rollup]):
         return self._count + (self._open is not None)
 
     def _at(self, place: int) -> Rollup:
-        if place == self._count:
-            return cast("Rollup", self._open)
+        if place == self._count and self._open is not None:
+            second_s, steps_ms, waits_ms = self._open
+            return _rollup(second_s - self._ahead_s, steps_ms, waits_ms)
         chunk, row = divmod(place + self._skipped, _CHUNK_ROWS)
         numbers = _ROW.unpack_from(self._rows[chunk], row * _ROW.size)
         second_s, count, least, middle, most, wait = numbers
@@ -583,7 +602,7 @@ class Seconds(Sequence[Rollup]):
         return hash(tuple(self))
 
 
-def _rollup(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> Rollup:
+def _rollup(second_s: int, steps_ms: Sequence[float], waits_ms: Sequence[float]) -> Rollup:
     wait_ms = sum(waits_ms) / len(waits_ms) if waits_ms else None
     if len(steps_ms) == 1:  # a step a second is common, and a median takes its time
         return Rollup(second_s, 1, steps_ms[0], steps_ms[0], steps_ms[0], wait_ms)
@@ -591,7 +610,7 @@ def _rollup(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> Roll
     return Rollup(second_s, len(steps_ms), min(steps_ms), middle_ms, max(steps_ms), wait_ms)
 
 
-def _row(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> bytes:
+def _row(second_s: int, steps_ms: Sequence[float], waits_ms: Sequence[float]) -> bytes:
     """Return a second that is over as a row."""
     if len(steps_ms) == 1:
         step_ms = steps_ms[0]
@@ -604,18 +623,14 @@ def _row(second_s: int, steps_ms: list[float], waits_ms: list[float]) -> bytes:
 class Timeline:
     """The last two minutes in one-second rollups; the open second is in it too."""
 
-    __slots__ = ("_ahead_s", "_picture", "_rows", "_second_s", "_steps_ms", "_waits_ms")
+    __slots__ = ("_open", "_rows")
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
         self._rows: tuple[bytes, ...] = ()
-        self._second_s = 0
-        self._steps_ms: list[float] = []
-        self._waits_ms: list[float] = []
-        self._picture: Seconds | None = None
-        self._ahead_s = 0
+        self._open: _Open = 0, (), ()
 
     def add(self, record: StepRecord) -> None:
         """Count a step in the second in which it ended."""
@@ -642,44 +657,49 @@ class Timeline:
 
     def _take(self, rows: Iterable[tuple[float, int, int, int | None]]) -> None:
         """Count steps by when they began, how long they took, the same by their clock, and wait."""
-        self._picture = None
         closed: list[bytes] = []
-        now_s, steps_ms, waits_ms = self._second_s, self._steps_ms, self._waits_ms
+        now_s, steps, waits = self._open
+        steps_ms, waits_ms = [*steps], [*waits]
         for started_s, took_ns, step_ns, wait_ns in rows:
             second_s = int(started_s + took_ns / 1e9)
             if second_s < now_s - 1:
                 # Steps come in order: the rank's clock was set back.
                 self._close(closed)
                 closed = []
-                self._second_s = now_s
+                self._open = now_s, steps_ms, waits_ms
                 self.move(second_s - now_s)
-                now_s = self._second_s
+                now_s = self._open[0]
             if second_s > now_s:
                 if steps_ms:
                     closed.append(_row(now_s, steps_ms, waits_ms))
                 now_s, steps_ms, waits_ms = second_s, [], []
-                self._steps_ms, self._waits_ms = steps_ms, waits_ms
             steps_ms.append(step_ns / 1e6)
             if wait_ns is not None:
                 waits_ms.append(wait_ns / 1e6)
-        self._second_s = now_s
-        self._close(closed)
+        self._open = now_s, tuple(steps_ms), tuple(waits_ms)
+        if closed:
+            self._close(closed)
 
     def _close(self, rows: Sequence[bytes]) -> None:
         """Add the rows of seconds that are over; what is out of sight goes."""
-        if rows:
-            self._rows = _with_rows(self._rows, rows)
+        if not rows:
+            return
+        kept, row_bytes = self._rows, _ROW.size * len(rows)
+        if kept and len(kept[-1]) + row_bytes <= _CHUNK_ROWS * _ROW.size:
+            self._rows = (*kept[:-1], b"".join((kept[-1], *rows)))
+        else:
+            self._rows = _with_rows(kept, rows)
 
     def move(self, seconds: int) -> None:
         """Move what is known by whole seconds: the clock by which it is has been set."""
-        if self._steps_ms:
-            self._second_s = max(0, self._second_s + seconds)
+        second_s, steps_ms, waits_ms = self._open
+        if steps_ms:
+            self._open = max(0, second_s + seconds), steps_ms, waits_ms
         rows = [
             _ROW.pack(max(0, second_s + seconds), *numbers)
             for second_s, *numbers in _ROW.iter_unpack(b"".join(self._rows))
         ]
         self._rows = _with_rows((), rows)
-        self._picture = None
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:
         """Start anew with these steps, oldest first."""
@@ -692,10 +712,15 @@ class Timeline:
 
         `ahead_s` is how far the clock of the rank is ahead of the observer's.
         """
-        if self._picture is None or self._ahead_s != ahead_s:
-            self._ahead_s = ahead_s
-            last = None
-            if self._steps_ms:
-                last = _rollup(self._second_s - ahead_s, self._steps_ms, self._waits_ms)
-            self._picture = Seconds(self._rows, last, ahead_s)
-        return self._picture
+        return seconds_of(self.picture, ahead_s)
+
+    @property
+    def picture(self) -> TimelinePicture:
+        """What `seconds_of` makes rollups of; it never changes."""
+        return self._rows, self._open
+
+
+def seconds_of(picture: TimelinePicture, ahead_s: int = 0) -> Sequence[Rollup]:
+    """Return the rollups of a timeline as it was at one moment."""
+    rows, open_second = picture
+    return Seconds(rows, open_second if open_second[1] else None, ahead_s)
