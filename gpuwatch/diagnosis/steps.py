@@ -17,11 +17,14 @@ from gpuwatch.schema import PHASES, StepRecord
 from gpuwatch.store.clocks import deciding, is_on_device
 from gpuwatch.store.packed import Packed, step_indices
 from gpuwatch.store.quick import QuickStep, quick_codec
+from gpuwatch.store.rows import LANES, PHASES_LANE, mold_of
 from gpuwatch.store.views import RankView
 
 __all__ = ["Reader", "Row", "Steps", "read_phases", "read_steps"]
 
 _COMM, _WAIT, _OTHER = (PHASES.index(name) for name in ("comm", "data_wait", "other"))
+
+_COMM_LANE, _WAIT_LANE, _OTHER_LANE = (PHASES_LANE + at for at in (_COMM, _WAIT, _OTHER))
 
 _NO_COMM = 1
 _NO_WAIT = 2
@@ -153,7 +156,33 @@ def _find(records: Sequence[StepRecord]) -> _Found:
 
 def read_steps(records: Sequence[StepRecord]) -> Steps:
     """Read steps, of one rank or of several after each other."""
+    if isinstance(records, Packed):
+        return _newest_of(records, len(records))[0]
     return _steps_of(_find(records))
+
+
+def _newest_of(window: "Packed[StepRecord]", count: int) -> tuple[Steps, str]:
+    """Read the newest so many steps, and the key of the loader that the last of them is of."""
+    times: list[int] = []
+    marks: list[int] = []
+    loader = ""
+    for chunk, start, end in reversed(window.latest(count)):
+        mold = mold_of(chunk)
+        if mold is None:  # a step that is odd: all are read as records
+            found = _find(window[len(window) - count :])
+            return _steps_of(found), found.records[-1].loader
+        timed, loader = mold.on_device, mold.loader
+        for lanes in mold.lanes(chunk, start, end):
+            step = sum(lanes[PHASES_LANE:LANES]) if timed else lanes[0]
+            times += (step, step - lanes[_COMM_LANE], lanes[_WAIT_LANE], lanes[_OTHER_LANE])
+        bits = 0
+        if mold.unknown:
+            bits = (_COMM_LANE in mold.unknown and _NO_COMM) | (
+                _WAIT_LANE in mold.unknown and _NO_WAIT
+            )
+        for gc_ns in mold.gc_ns(chunk, start, end):
+            marks += (mold.batches, gc_ns, bits)
+    return Steps(_numbers(times, _TYPECODES[1:]), _numbers(marks, _TYPECODES)), loader
 
 
 def _steps_of(found: _Found) -> Steps:
@@ -232,9 +261,9 @@ class Reader:
             held = steps.size
             if held < len(window):
                 if isinstance(window, Packed):
-                    found = _find(window[held:])
-                    steps = steps.followed_by(_steps_of(found))
-                    loader = intern(found.records[-1].loader)
+                    new_steps, loader = _newest_of(window, len(window) - held)
+                    steps = steps.followed_by(new_steps)
+                    loader = intern(loader)
                 else:
                     loader = window[-1].loader
                     new += window[held:]

@@ -202,6 +202,19 @@ class Packed(Sequence[_T]):
             left -= end - start
             start = 0
 
+    def latest(self, count: int) -> list[tuple[bytes, int, int]]:
+        """Return chunks with the places in them of the newest so many; the newest chunk first."""
+        found: list[tuple[bytes, int, int]] = []
+        left = min(count, self._count)
+        for chunk in reversed(self._chunks):
+            if left <= 0:
+                break
+            end = chunk[0] & 0xF
+            start = max(0, end - left)
+            found.append((chunk, start, end))
+            left -= end - start
+        return found
+
     def as_codec(self, codec: "Codec[_S]") -> "Packed[_S]":
         """Return the same bytes as objects of another type, which can read them."""
         other: Packed[_S] = Packed.__new__(Packed)

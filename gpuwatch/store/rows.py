@@ -10,7 +10,7 @@ of its own.
 
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, Literal, cast
 
@@ -43,6 +43,7 @@ __all__ = [
     "QUEUE_CAPACITY",
     "QUEUE_DEPTH",
     "SAMPLES",
+    "SAMPLES_LANE",
     "STALL",
     "STALL_LANE",
     "STARTED",
@@ -190,12 +191,15 @@ def step_ns_of(flat: Flat) -> int:
 
 # --- as rows -----------------------------------------------------------------------------------
 
-_KEPT = (_CLOCK, _FIELDS.index("batches"), QUEUE_CAPACITY, TAGS, LOADER)
+_BATCHES = _FIELDS.index("batches")
+_GC = _FIELDS.index("gc_ns")
+
+_KEPT = (_CLOCK, _BATCHES, QUEUE_CAPACITY, TAGS, LOADER)
 """What is the same in all rows of a mold, beside what is not known in any."""
 
 _WRITTEN = {
     _FIELDS.index("tokens"): "n",
-    _FIELDS.index("gc_ns"): "n",
+    _GC: "n",
     MEMORY: "Q",
     _FIELDS.index("loss"): "d",
     _FIELDS.index("grad_norm"): "d",
@@ -210,7 +214,7 @@ LANES = 10
 """At the beginning of a row: the step by the host's clock, samples, device stall, and the phases by
 the clock that decides; 0 for what is not known."""
 
-_SAMPLES_LANE, STALL_LANE, PHASES_LANE = 1, 2, 3
+SAMPLES_LANE, STALL_LANE, PHASES_LANE = 1, 2, 3
 
 _HEAD = struct.Struct("=BHQ")
 """Of a chunk: number of rows, mold, index of the first step; those of the others follow it."""
@@ -254,14 +258,18 @@ class Mold:
         "_constants_of",
         "_decides",
         "_gaps",
+        "_gc_at",
+        "_lanes",
         "_lead_of",
         "_numbers_of",
         "_other",
         "_rest",
         "_row",
         "_timed",
+        "batches",
         "capacity",
         "depth",
+        "loader",
         "most",
         "narrow",
         "number",
@@ -277,6 +285,8 @@ class Mold:
         self.narrow = narrow
         self.on_device = is_timed(flat)
         self.capacity = flat[QUEUE_CAPACITY]
+        self.batches = cast("int", flat[_BATCHES])
+        self.loader = cast("str", flat[LOADER])
         self.tagged = bool(flat[TAGS])
         depth = flat[QUEUE_DEPTH]
         self.depth = _is_small(depth)
@@ -303,10 +313,14 @@ class Mold:
         letters = "n" * width + "d" + "".join([written[at] for at in known]) + "B" * self.depth
         self._row = struct.Struct("=" + letters.replace("n", "I" if narrow else "Q"))
         self.size = self._row.size
+        letter = "I" if narrow else "Q"
+        lanes = f"={LANES}{letter}{(width - LANES) * struct.calcsize('=' + letter)}xd"
+        self._lanes = struct.Struct(f"{lanes}{self.size - struct.calcsize(lanes)}x")
+        self._gc_at = width + 1 + known.index(_GC) if _GC in known else None
         self.most = min(_CHUNK_ITEMS, (_CHUNK_BYTES - HEAD_BYTES) // self.size)
         # The fields behind the phases are picked from a row, what is the same, None, and the depth.
         end = width + 1 + len(known) + self.depth
-        found = {STARTED: width, SAMPLES: _SAMPLES_LANE, STALL: STALL_LANE}
+        found = {STARTED: width, SAMPLES: SAMPLES_LANE, STALL: STALL_LANE}
         found |= {at: width + 1 + place for place, at in enumerate(known)}
         found |= {at: end + place for place, at in enumerate(constants)}
         if flat[SAMPLES] is None:
@@ -340,6 +354,22 @@ class Mold:
             return self._row.pack(*lead, *decides, *other, *self._numbers_of(flat), depth)
         except _UNFIT:
             return None
+
+    def lanes(self, chunk: bytes, start: int, end: int) -> Iterator[tuple[Any, ...]]:
+        """Return the lanes of a chunk's rows from one place up to another.
+
+        Behind them is when the step began, by the rank's clock in seconds.
+        """
+        rows = chunk[HEAD_BYTES + start * self.size : HEAD_BYTES + end * self.size]
+        return self._lanes.iter_unpack(rows)
+
+    def gc_ns(self, chunk: bytes, start: int, end: int) -> list[int]:
+        """Return the pauses of the garbage collector in the same rows, 0 where none is known."""
+        at = self._gc_at
+        if at is None:
+            return [0] * (end - start)
+        rows = chunk[HEAD_BYTES + start * self.size : HEAD_BYTES + end * self.size]
+        return [values[at] for values in self._row.iter_unpack(rows)]
 
     def read(self, index: int, rows: bytes) -> list[Flat]:
         """Return the steps of these rows; that of the first has the index."""

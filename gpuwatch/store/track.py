@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 from gpuwatch.schema import PHASES, PhasesNs, Span, StepRecord
 from gpuwatch.store.packed import Packed
 from gpuwatch.store.quick import QuickStep, quick_codec
+from gpuwatch.store.rows import LANES, PHASES_LANE, SAMPLES_LANE, first_index, mold_of
 from gpuwatch.store.views import RankView, RunView
 from gpuwatch.store.windows import is_steady
 
@@ -112,22 +113,53 @@ def _is_steady(record: _Record) -> bool:
     return not record.tags or is_steady(cast("StepRecord", record))
 
 
-def _told_after(window: Sequence[StepRecord], index: int) -> tuple[list[_Record], int]:
+_Told = tuple[int, _Record | tuple[int, ...]]
+"""Of a step its index, and its record or the numbers that a `_Step` keeps of it."""
+
+
+def _told_after(window: Sequence[StepRecord], index: int) -> tuple[list[_Told], int]:
     """Return the steps of a window after one, oldest first, and the index of its newest step.
 
     They are read from the end: mostly they are few, and a large run's are bytes.
     """
+    if isinstance(window, Packed):
+        rows = _rows_after(window, index)
+        if rows is not None:
+            return rows
     records: Sequence[_Record] = window
     if isinstance(window, Packed):
         records = cast("Sequence[_Record]", window.as_codec(quick_codec))
-    found: list[_Record] = []
+    found: list[_Told] = []
     newest = -1
     for record in reversed(records):
         newest = max(newest, record.index)
         if record.index <= index:
             break
-        found.append(record)
+        found.append((record.index, record))
     return found[::-1], newest
+
+
+def _rows_after(window: Packed[StepRecord], index: int) -> tuple[list[_Told], int] | None:
+    """Return the same from rows as they are, None where a step is no plain row."""
+    latest = window.latest(1)
+    newest = first_index(latest[0][0])
+    if newest is None:
+        return None
+    newest += latest[0][2] - 1
+    found: list[_Told] = []
+    # There are no more of them than that; fewer where indices are missing.
+    for chunk, start, end in reversed(window.latest(max(0, newest - index))):
+        mold, at = mold_of(chunk), first_index(chunk)
+        if mold is None or at is None or mold.tagged:
+            return None
+        skipped = max(start, min(end, index + 1 - at))
+        timed = int(mold.on_device)
+        for place, row in enumerate(mold.lanes(chunk, skipped, end), at + skipped):
+            lanes: Sequence[int] = row[:LANES]
+            if mold.unknown:
+                lanes = [_UNKNOWN if lane in mold.unknown else n for lane, n in enumerate(lanes)]
+            found.append((place, (timed, lanes[0], lanes[SAMPLES_LANE], *lanes[PHASES_LANE:])))
+    return found, newest
 
 
 _UNKNOWN = -1
@@ -149,8 +181,12 @@ class _Step:
         self._places = array("I")
         self._numbers = array("q")
 
-    def tell(self, place: int, record: _Record) -> None:
+    def tell(self, place: int, record: _Record | tuple[int, ...]) -> None:
         """Take a steady record of a rank; that of a step which the optimizer skipped is none."""
+        if isinstance(record, tuple):
+            self._places.append(place)
+            self._numbers.extend(record)
+            return
         if record.tags and "skipped" in record.tags:
             return
         timed = record.clock == "device" and record.device is not None
@@ -356,19 +392,19 @@ class Track:
             if record.index <= taken and record.index in self._pending and _is_steady(record):
                 self._pending[record.index].forget(place)  # told once more
             if record.index > self._settled and _is_steady(record):
-                self._tell(rank, (record,))
+                self._tell(rank, ((record.index, record),))
             self._taken[rank] = max(taken, record.index)
 
-    def _tell(self, rank: int, records: Iterable[_Record]) -> None:
+    def _tell(self, rank: int, told: Iterable[_Told]) -> None:
         """Take steady steps of a rank that are not settled yet, in their order."""
         place = self._places[rank]
         pending = self._pending
-        for record in records:
-            step = pending.get(record.index)
+        for index, record in told:
+            step = pending.get(index)
             if step is None:
-                step = pending[record.index] = _Step()
+                step = pending[index] = _Step()
             step.tell(place, record)
-            self._taken[rank] = record.index
+            self._taken[rank] = index
 
 
 @dataclass(frozen=True, slots=True)

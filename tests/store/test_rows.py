@@ -290,3 +290,29 @@ def test_the_quick_step_is_held_to_the_schema() -> None:
     assert not quick
     phases = [field.type for field in msgspec.structs.fields(PhasesNs)]
     assert list(get_args(rows._Parts)) == phases
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lanes_are_what_steps_tell(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = run_of(chance)
+    packed = Packed[StepRecord]((), records_codec).followed_by(steps, WINDOW_STEPS)
+    for count in (0, 1, chance.randint(1, len(steps)), len(steps)):
+        left = steps[len(steps) - min(count, len(packed)) :]
+        for chunk, start, end in packed.latest(count):
+            told = [left.pop() for _ in range(end - start)][::-1]
+            mold = rows.mold_of(chunk)
+            if mold is None:
+                continue
+            assert [mold.batches] * len(told) == [step.batches for step in told]
+            assert {mold.loader} == {step.loader for step in told}
+            assert mold.gc_ns(chunk, start, end) == [step.gc_ns or 0 for step in told]
+            assert list(mold.lanes(chunk, start, end)) == [
+                (
+                    *(step.step_ns, step.samples or 0, step.device_stall_ns or 0),
+                    *[ns or 0 for ns in msgspec.structs.astuple(deciding(step))],
+                    step.started_s,
+                )
+                for step in told
+            ]
+        assert not left
