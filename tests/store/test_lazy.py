@@ -44,8 +44,9 @@ class Clock:
 class Process:
     """A made-up rank that does what ranks do, and what happens to their frames."""
 
-    def __init__(self, chance: random.Random, rank: int) -> None:
+    def __init__(self, chance: random.Random, rank: int, trouble: float = 1.0) -> None:
         self.chance = chance
+        self.trouble = trouble  # how often, beside 1
         self.rank = rank
         self.incarnation = 0
         self.wall_s = T0_S
@@ -96,17 +97,17 @@ class Process:
                 WorkerCost("train", pid, n, 5 * n * 10**6, n * 10**6, 9, age_s=chance.random())
                 for pid in (50, 51)
             )
-        if chance.random() < 0.05:
+        if self._is(0.05):
             more["spans"] = (Span("eval", self.wall_s, 10**9, self.index),)
-        if chance.random() < 0.03:
+        if self._is(0.03):
             more["replies"] = (Reply(f"c{self.seq}", "done"),)
-        if chance.random() < 0.03:
+        if self._is(0.03):
             more["commands"] = (Logged(self.wall_s, f"c{self.seq}", "set", "a", "done", ""),)
-        if chance.random() < 0.03:
+        if self._is(0.03):
             more["hello"] = hello(self.rank, 4)
-        if chance.random() < 0.01:
+        if self._is(0.01):
             more["bye"] = Bye("finished")
-        if chance.random() < 0.08:
+        if self._is(0.08):
             records = list(self.past)
             more["snapshot"] = True
         return rank_frame(
@@ -130,20 +131,22 @@ class Process:
             **more,
         )
 
+    def _is(self, share: float) -> bool:
+        return self.chance.random() < share * self.trouble
+
     def frames(self) -> Iterator[RankFrame]:
         """What arrives of it now: nothing, a frame, some, or one that came before again."""
         chance = self.chance
-        what = chance.random()
-        if what < 0.02:
+        if self._is(0.02):
             self.incarnation += 1
             self._start()
-        elif what < 0.04:
+        elif self._is(0.02):
             self.wall_s += chance.choice([-30.0, -1.5, 40.0])
-        for _ in range(chance.choice([0, 1, 1, 1, 3])):
+        for _ in range(chance.choice([0, 1, 1, 1, 3]) if self._is(1.0) else 1):
             frame = self.frame()
-            if chance.random() < 0.95:
+            if not self._is(0.05):
                 yield frame
-            if chance.random() < 0.03:
+            if self._is(0.03):
                 yield frame
 
 
@@ -326,12 +329,16 @@ def test_what_waits_is_bounded() -> None:
     most = 0
     for seq in range(2, 3602):
         store.apply(node_frame(seq, [rank_frame(seq, [a_step(seq)])]), 100.0)
-        most = max(most, len(rank._waiting_steps))
-        assert rank._waiting_bytes <= live._MOST_WAITING_BYTES
+        beside = rank.convoy._steps if rank.convoy is not None else []
+        most = max(most, len(rank._waiting_steps) + len(beside))
+        waiting_bytes = rank._waiting_bytes + sum(len(part) for parts in beside for part in parts)
+        assert waiting_bytes <= live._MOST_WAITING_BYTES
     assert 8 <= most <= live._MOST_WAITING
     big = rank_frame(3602, [a_step(3602 + i) for i in range(500)])
     store.apply(node_frame(3602, [big]), 100.0)
     assert not rank._waiting_steps
+    assert rank.convoy is not None
+    assert not rank.convoy._steps
     assert only_rank(store).window[-1].index == 4101
 
 
