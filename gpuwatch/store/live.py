@@ -30,6 +30,7 @@ from gpuwatch.schema import (
     Bye,
     Hello,
     Ledger,
+    Loader,
     Logged,
     NodeFrame,
     ProcessSample,
@@ -41,17 +42,25 @@ from gpuwatch.schema import (
     StepRecord,
 )
 from gpuwatch.store.arrival import EMPTY, Convoy
-from gpuwatch.store.batches import WorkerTotals
+from gpuwatch.store.batches import Totals, WorkerTotals
 from gpuwatch.store.clocks import NodeClock, times_of
-from gpuwatch.store.history import History, Means
+from gpuwatch.store.history import History, Means, MeansPicture
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.members import Doubts, Member, leavers
 from gpuwatch.store.packed import PACK_ABOVE, collect_seldom
 from gpuwatch.store.rows import INDEX, TAGS, Flat, decode_flats, record_of, step_ns_of
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
-from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid
-from gpuwatch.store.windows import NOT_STEADY, WINDOW_STEPS, Timeline, Window, is_steady
+from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid, framed, sketch
+from gpuwatch.store.windows import (
+    NOT_STEADY,
+    WINDOW_STEPS,
+    Timeline,
+    TimelinePicture,
+    Window,
+    is_steady,
+    seconds_of,
+)
 
 __all__ = ["SILENT_S", "Store"]
 
@@ -90,7 +99,7 @@ _PROCESS_STATES = {
 _Found = RankFrame | tuple[Heartbeat | Ordinary, msgspec.Raw]
 """What a frame of a rank is: decoded, or its head and the whole of it."""
 
-_NO_MEANS = Means()
+_NO_MEANS = Means().picture()
 _NO_STATE = RankState()
 _NO_LEDGER = Ledger()
 
@@ -132,6 +141,59 @@ def _clean_bye(bye: Bye) -> Bye:
     cleaned: Bye = _clean(bye)
     lines = [printable(line) for line in bye.stack.splitlines()]
     return msgspec.structs.replace(cleaned, stack="\n".join(lines))
+
+
+class _Later:
+    """What the picture of a rank makes when it is asked for; nothing in it changes."""
+
+    __slots__ = (
+        *("_ahead_s", "_loader", "_loaders", "_means", "_process", "_timeline", "_totals"),
+        *("_workers",),
+    )
+
+    def __init__(
+        self,
+        totals: Totals,
+        loader: str,
+        loaders: tuple[Loader, ...],
+        timeline: TimelinePicture,
+        ahead_s: int,
+        means: MeansPicture,
+        process: ProcessSample | None,
+        workers: tuple[ProcessSample, ...],
+    ) -> None:
+        self._totals, self._loader, self._loaders = totals, loader, loaders
+        self._timeline, self._ahead_s = timeline, ahead_s
+        self._means, self._process, self._workers = means, process, workers
+
+    def made(self, name: str) -> Mapping[str, object]:
+        """Return a field by name, and those that are made with it."""
+        if name == "timeline":
+            return {name: seconds_of(self._timeline, self._ahead_s)}
+        if name == "process_means":
+            process = self._process
+            return {name: None if process is None else self._means.process(process.pid)}
+        if name == "worker_means":
+            found = [self._means.process(worker.pid) for worker in self._workers]
+            return {name: tuple([means for means in found if means is not None])}
+        cost, by_worker = self._totals.per_batch(self._loader)
+        return {
+            "batch_wall_ms": None if cost is None else cost.wall_ms,
+            "batch_cpu_ms": None if cost is None else cost.cpu_ms,
+            "collate_ms": None if cost is None else cost.collate_ms,
+            "batch_na": self._why_no_batch_cost() if cost is None else "",
+            "worker_batches": by_worker,
+        }
+
+    def _why_no_batch_cost(self) -> str:
+        key = self._loader
+        if not key:
+            return "no DataLoader fetch was seen in a steady step"
+        if any(loader.key == key and not loader.num_workers for loader in self._loaders):
+            return "num_workers=0: the data wait is the batch cost"
+        if self._totals.knows(key):
+            return "too few batches a worker yet"
+        return "the workers of this loader do not time themselves"
 
 
 class _Rank:
@@ -376,9 +438,11 @@ class _Rank:
             self._settle_steps(parts, problems)
         for sent_s, workers in costs:
             try:
-                self.worker_totals.add(sent_s, decode_costs(workers))
+                decode_costs(workers)
             except FrameError as exc:
                 problems.append(exc)
+            else:
+                self.worker_totals.add(sent_s, workers)
 
     def _settle_steps(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
         try:
@@ -518,95 +582,58 @@ class _Rank:
         node_live: bool,
         process: ProcessSample | None,
         workers: tuple[ProcessSample, ...],
-        means: Means,
+        means: MeansPicture,
         ahead_s: int = 0,
     ) -> RankView:
-        window = self.window
-        p50_ms, p95_ms = window.percentiles_ms()
+        window, told, last, hello = self.window, self.state, self.last, self.hello
         age_s = max(0.0, now_s - self.heard_s)
-        state, reason = self._condition(age_s, node_live)
-        key = window.loader
-        cost, by_worker = self.worker_totals.per_batch(key)
-        return RankView(
-            run=self.run,
-            rank=self.rank,
-            node=self.node,
-            incarnation=self.incarnation,
-            restarts=self.restarts,
-            state=state,
-            state_reason=reason,
-            age_s=age_s,
-            phase=self.state.phase,
-            phase_age_s=self.state.phase_age_ns / 1e9 + age_s,
-            steps=self.state.step
-            if self.last is None
-            else max(self.state.step, self.last_index + 1),
-            clock=window.clock or (self.last.clock if self.last is not None else "host"),
-            window=window.records,
-            last=self.last,
-            step_ms=window.step_ms,
-            step_p50_ms=p50_ms,
-            step_p95_ms=p95_ms,
-            own_ms=self._own_ms(),
-            phases_ms=window.phases_ms,
-            phases_na=self.state.phases_na,
-            data_wait_ratio=window.data_wait_ratio,
-            samples_per_s=window.samples_per_s,
-            queue_depth=window.queue_depth,
-            queue_capacity=None if self.last is None else window.queue_capacity,
-            ledger=self.ledger,
-            lost=self.lost + self.open_gap,
-            dropped=self.dropped,
-            loss=self.state.loss,
-            epoch=self.state.epoch,
-            total_steps=self.state.total_steps,
-            hello=self.hello,
-            process=process,
-            workers=workers,
-            timeline=self.timeline.rollups(ahead_s),
-            notices=self.state.notices,
-            replies=self.replies,
-            commands=self.commands,
-            simulated=self.simulated,
-            batch_wall_ms=None if cost is None else cost.wall_ms,
-            batch_cpu_ms=None if cost is None else cost.cpu_ms,
-            collate_ms=None if cost is None else cost.collate_ms,
-            device_stall_ms=window.device_stall_ms,
-            device_dropped=self.state.device_dropped,
-            past=self.history.past(),
-            told=self.state,
-            process_means=means.process(process.pid) if process is not None else None,
-            worker_means=tuple(
-                found for w in workers if (found := means.process(w.pid)) is not None
-            ),
-            batch_na="" if cost is not None else self._why_no_batch_cost(key),
-            worker_batches=by_worker,
-            bye=self.bye,
-            # One that died without a word was heard within a tenth of a second of its end.
-            ended_s=self._ended_s(ahead_s) if self.over else None,
-            ahead_s=ahead_s,
-        )
+        view = sketch()
+        view.run, view.rank, view.node = self.run, self.rank, self.node
+        view.incarnation, view.restarts = self.incarnation, self.restarts
+        view.state, view.state_reason = self._condition(age_s, node_live)
+        view.age_s = age_s
+        view.phase, view.phase_age_s = told.phase, told.phase_age_ns / 1e9 + age_s
+        view.step_p50_ms, view.step_p95_ms = window.percentiles_ms()
+        view.last = last
+        if last is None:
+            view.steps = told.step
+            view.clock = window.clock or "host"
+            view.queue_capacity = None
+        else:
+            view.steps = max(told.step, self.last_index + 1)
+            view.clock = window.clock or last.clock
+            view.queue_capacity = window.queue_capacity
+        view.window = window.records
+        view.phases_ms = phases_ms = window.phases_ms
+        view.step_ms = window.step_ms
+        # The step without exposed communication; None where that is n/a among ranks.
+        alone = hello is not None and hello.world_size == 1
+        view.own_ms = window.own_ms if alone or phases_ms["comm"] is not None else None
+        view.phases_na = told.phases_na
+        view.data_wait_ratio = window.data_wait_ratio
+        view.samples_per_s = window.samples_per_s
+        view.queue_depth = window.queue_depth
+        view.device_stall_ms = window.device_stall_ms
+        view.device_dropped = told.device_dropped
+        view.told, view.ledger, view.past = told, self.ledger, self.history.past()
+        view.loss, view.epoch, view.total_steps = told.loss, told.epoch, told.total_steps
+        view.notices = told.notices
+        view.lost, view.dropped = self.lost + self.open_gap, self.dropped
+        view.hello, view.process, view.workers = hello, process, workers
+        view.replies, view.commands, view.simulated = self.replies, self.commands, self.simulated
+        view.bye, view.ahead_s = self.bye, ahead_s
+        # One that died without a word was heard within a tenth of a second of its end.
+        view.ended_s = self._ended_s(ahead_s) if self.over else None
+        loaders = () if hello is None else hello.loaders
+        view._later = _Later(
+            self.worker_totals.picture, window.loader, loaders, self.timeline.picture, ahead_s,
+            means, process, workers,
+        )  # fmt: skip
+        return framed(view)
 
     def _ended_s(self, ahead_s: int) -> float | None:
         ended_s = self.ended_s or self.sent_s
         return ended_s - ahead_s if ended_s else None
-
-    def _own_ms(self) -> float | None:
-        """Return the step without exposed communication; None where that is n/a among ranks."""
-        alone = self.hello is not None and self.hello.world_size == 1
-        if not alone and self.window.phases_ms.get("comm") is None:
-            return None
-        return self.window.own_ms
-
-    def _why_no_batch_cost(self, key: str) -> str:
-        if not key:
-            return "no DataLoader fetch was seen in a steady step"
-        loaders = self.hello.loaders if self.hello is not None else ()
-        if any(loader.key == key and not loader.num_workers for loader in loaders):
-            return "num_workers=0: the data wait is the batch cost"
-        if self.worker_totals.knows(key):
-            return "too few batches a worker yet"
-        return "the workers of this loader do not time themselves"
 
     def _condition(self, age_s: float, node_live: bool) -> tuple[str, str]:
         bye = self.bye
@@ -639,7 +666,8 @@ class _Node:
         self.by_pid: dict[int, ProcessSample] = {}
         self.by_rank_pid: dict[int, tuple[ProcessSample, ...]] = {}
         self.means = Means()
-        self.uuids: dict[str, str] = {}
+        self.uuids: frozenset[str] = frozenset()
+        self.bare_uuids: dict[str, str] = {}
         self.clock = NodeClock()
         self.convoy: Convoy[_Rank] | None = None
 
@@ -647,13 +675,22 @@ class _Node:
         self.sensors = frame
         self.sensors_heard_s = received_s
         self.means.add(frame, received_s)
-        self.uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
+        self.uuids = frozenset([gpu.uuid for gpu in frame.gpus])
+        self.bare_uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
         self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
         workers: dict[int, list[ProcessSample]] = {}
         for process in frame.processes:
             if process.role == "worker":
                 workers.setdefault(process.rank_pid, []).append(process)
         self.by_rank_pid = {pid: tuple(found) for pid, found in workers.items()}
+
+    def renamed(self, hello: Hello) -> Hello:
+        """Return a hello with the sensors' own name for its device: what the screens join by."""
+        named = self.bare_uuids.get(bare_uuid(hello.device_uuid))
+        if named is None or named == hello.device_uuid:
+            return hello
+        renamed: Hello = msgspec.structs.replace(hello, device_uuid=named)
+        return renamed
 
     def view(self, now_s: float) -> NodeView:
         sensors = self.sensors
@@ -1065,29 +1102,27 @@ class Store:
 
     def _rank_view(self, rank: _Rank, now_s: float) -> RankView:
         node = self._nodes.get(rank.node)
-        node_live = node is not None and now_s - node.heard_s < node.quiet_s
-        pid = rank.hello.pid if rank.hello is not None else None
-        process = workers = None
-        if node is not None and pid is not None:
-            process = node.by_pid.get(pid)
-            workers = node.by_rank_pid.get(pid)
-        if node is not None and rank.hello is not None and rank.hello.device_uuid:
-            named = node.uuids.get(bare_uuid(rank.hello.device_uuid))
-            if named is not None and named != rank.hello.device_uuid:
-                # The sensors' own name for the device: what the screens join by.
-                rank.hello = msgspec.structs.replace(rank.hello, device_uuid=named)
+        hello = rank.hello
+        process: ProcessSample | None = None
+        workers: tuple[ProcessSample, ...] = ()
+        node_live, means, ahead_s = False, _NO_MEANS, 0
+        if node is not None:
+            node_live = now_s - node.heard_s < node.quiet_s
+            means, ahead_s = node.means.picture(), self._ahead_s(node)
+            if hello is not None:
+                process = node.by_pid.get(hello.pid)
+                workers = node.by_rank_pid.get(hello.pid, ())
+                if hello.device_uuid and hello.device_uuid not in node.uuids:
+                    rank.hello = node.renamed(hello)
         self._settle(rank)
-        means = node.means if node is not None else _NO_MEANS
-        ahead_s = self._ahead_s(node) if node is not None else 0
-        view = rank.view(now_s, node_live, process, workers or (), means, ahead_s)
-        self._note_change(view)
+        view = rank.view(now_s, node_live, process, workers, means, ahead_s)
+        if self._said.get((view.run, view.rank)) != view.state:
+            self._note_change(view)
         return view
 
     def _note_change(self, view: RankView) -> None:
         key = (view.run, view.rank)
         before = self._said.get(key)
-        if before == view.state:
-            return
         self._said[key] = view.state
         reason = f" ({view.state_reason})" if view.state_reason else ""
         if before is None:
