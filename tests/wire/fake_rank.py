@@ -1,8 +1,9 @@
 """A rank without torch: publishes steps through the real sockets and answers for its past.
 
-usage: fake_rank.py RANK WORLD_SIZE [garbage | newer | again]
+usage: fake_rank.py RANK WORLD_SIZE [garbage | newer | again | NUMBER]
 
-`again` announces itself anew when its discovery file has been removed, as a real rank does.
+`again` announces itself anew when its discovery file has been removed, as a real rank does. Of a
+number it remembers so many steps; else 600, as a real rank does.
 """
 
 import os
@@ -39,6 +40,7 @@ def main(rank: int, world_size: int, manner: str) -> None:
 
     sockets = announced()
     common = {"rank": rank, "run": run, "incarnation": incarnation}
+    memory = int(manner) if manner.isdigit() else 600
     greeting = hello(rank, world_size, pid=os.getpid(), started_s=time.time())
     records = []
     seq = 0
@@ -61,7 +63,9 @@ def main(rank: int, world_size: int, manner: str) -> None:
             for who, payload in sockets.wait(int(left_s * 1000) + 1):
                 command = decode_command(payload)
                 if command.verb == "snapshot":
-                    past = rank_frame(seq, records[-600:], hello=greeting, snapshot=True, **common)
+                    past = rank_frame(
+                        seq, records[-memory:], hello=greeting, snapshot=True, **common
+                    )
                 else:
                     reply = Reply(command.id, "done", data=f"{command.verb} of rank {rank}")
                     past = rank_frame(seq, replies=(reply,), **common)

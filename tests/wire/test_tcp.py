@@ -18,9 +18,11 @@ import support
 import zmq
 from builders import node_frame
 
+from gpuwatch.commands.remote import open_session
 from gpuwatch.errors import TargetError
 from gpuwatch.frames import decode_node_frame, decode_rank_frame, encode
-from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame
+from gpuwatch.schema import WIRE_VERSION, Command, NodeFrame, RankFrame
+from gpuwatch.store import RankView
 from gpuwatch.wire.collect import (
     Door,
     JobKey,
@@ -975,6 +977,131 @@ def test_a_network_that_carries_nothing_is_noticed_by_silence_and_comes_back(
         support.wait_until(lambda: watcher.way.had_past, 10, "the past again")
         watcher.more()
         assert watcher.way.trouble == ""
+
+
+CUT_S = float(os.environ.get("GPUWATCH_TEST_CUT_S", "6"))
+"""How long a network is cut. From 60 on nothing is scaled down, and the test takes 70 to 110 s."""
+
+REAL_S = 60.0
+REACH = 4000
+FORGETS = 20
+
+
+class Seen:
+    """What came to a session, frame by frame: the order in which it did, of one rank."""
+
+    def __init__(self) -> None:
+        self.frames: list[RankFrame] = []
+
+    def __call__(self, data: bytes) -> None:
+        self.frames += [decode_rank_frame(raw) for raw in decode_node_frame(data).frames]
+
+    def of(self, rank: int, at: int = 0, *, snapshot: bool = False) -> list[RankFrame]:
+        """The frames of a rank from a place on: its past, or what goes on."""
+        found = list(self.frames)[at:]
+        return [f for f in found if f.rank == rank and f.snapshot is snapshot]
+
+
+def scaled_down(patch: pytest.MonkeyPatch) -> None:
+    """Shorten what the two sides wait for as the cut is shortened."""
+    patch.setattr(tcplink, "QUIET_S", 1.0)
+    patch.setattr(tcplink, "HANDSHAKE_S", 0.5)
+    patch.setattr(scout, "LOOK_S", 0.3)
+    patch.setattr(doors, "CLIENT_TTL_S", 2.0)
+    patch.setattr(way, "LONGEST_S", 0.5)
+
+
+@pytest.mark.timeout(120 + 3 * CUT_S)
+def test_a_partition_is_told_with_its_age_and_heals_with_what_was_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A minute, at a tenth of its length; `GPUWATCH_TEST_CUT_S=60` takes the whole of it."""
+    if CUT_S < REAL_S:
+        scaled_down(monkeypatch)
+    seen = Seen()
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(support.run_directory())
+        env = support.environment(directory, PYTHONPATH=TESTS, GPUWATCH_RUN_ID="fake")
+        # One that remembers all of the cut, and one that does not.
+        training = [
+            stack.enter_context(
+                support.process([sys.executable, FAKE_RANK, str(rank), "2", str(memory)], env)
+            )
+            for rank, memory in enumerate((REACH, FORGETS))
+        ]
+        _, port, _ = stack.enter_context(open_door(directory))
+        wire = stack.enter_context(wire_to(port))
+        beside = stack.enter_context(watching(port))  # on a network of its own
+        session, _ = open_session([f"tcp://127.0.0.1:{wire.port}"], key=KEY, tap=seen)
+        stack.callback(session.close)
+        (pipe,) = session.pipes
+
+        def ranks() -> list[RankView]:
+            run = session.view().run("fake")
+            return [] if run is None else list(run.ranks)
+
+        def are(state: str) -> bool:
+            return [r.state for r in ranks()] == [state] * 2
+
+        support.wait_until(lambda: are("training") and pipe.had_past, 30, "both ranks")
+        support.wait_until(lambda: beside.way.had_past, 30, "who looks from beside")
+        assert [r.lost for r in ranks()] == [0, 0]
+
+        wire.freeze()
+        cut_s = time.monotonic()
+        support.wait_until(lambda: are("silent"), 10, "silence")
+        mark, steps = len(seen.frames), [r.steps for r in ranks()]
+        before = [seen.of(rank)[-1] for rank in (0, 1)]
+        there = len(beside.frames)
+        while time.monotonic() - cut_s < CUT_S:
+            time.sleep(0.2)
+            apart_s = time.monotonic() - cut_s
+            for one in ranks():
+                assert one.state == "silent"
+                assert one.state_reason == f"no contact with {pipe.target.label}"
+                # As old as the cut, give or take what was on its way.
+                assert apart_s - 0.5 <= one.age_s <= apart_s + 1.0
+            assert [r.steps for r in ranks()] == steps
+            assert len(seen.frames) == mark
+        assert pipe.state != "live"
+
+        wire.heal()
+        support.wait_until(lambda: are("training") and pipe.had_past, 75, "both ranks again")
+        support.wait_until(
+            lambda: all(seen.of(rank, mark) for rank in (0, 1)) and len(seen.of(1, mark)) > 5,
+            20,
+            "frames after it",
+        )
+        # Training has gone on all the while, each frame of it: who was not cut off has seen them.
+        assert [process.poll() for process in training] == [None, None]
+        for rank in (0, 1):
+            numbers = [
+                frame.seq
+                for _, node in list(beside.frames)[there:]
+                for frame in map(decode_rank_frame, node.frames)
+                if frame.rank == rank and not frame.snapshot
+            ]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            assert len(numbers) > 10 * (CUT_S - 3.0) * 0.5
+
+        # What the one remembers has come; what the other has forgotten is lost, to the frame.
+        missed = [seen.of(rank, mark)[0].seq - before[rank].seq - 1 for rank in (0, 1)]
+        assert min(missed) > 10 * CUT_S * 0.5
+        support.wait_until(
+            lambda: [r.lost for r in ranks()] == [0, missed[1]], 20, f"0 and {missed[1]} lost"
+        )
+        gap = set(range(before[0].seq, before[0].seq + missed[0]))
+        assert gap <= {r.index for f in seen.of(0, mark, snapshot=True) for r in f.records}
+        assert not gap & {r.index for f in seen.of(0, mark) for r in f.records}
+        indices = [record.index for record in ranks()[0].window]
+        assert indices == list(range(indices[0], indices[0] + len(indices)))
+        support.wait_until(
+            lambda: all(r.steps > s + missed[0] for r, s in zip(ranks(), steps, strict=True)),
+            20,
+            "new steps",
+        )
+        assert pipe.attached == 2
+        assert pipe.trouble == ""
 
 
 # --- a door that means ill ---------------------------------------------------------------------
