@@ -2,15 +2,16 @@
 
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import sub
 from typing import NamedTuple
 
+from gpuwatch.errors import FrameError
 from gpuwatch.frames import decode_costs
 from gpuwatch.schema import WorkerCost
 
-__all__ = ["BatchCost", "Totals", "WorkerBatch", "WorkerTotals"]
+__all__ = ["BatchCost", "Totals", "WorkerBatch", "WorkerTotals", "are_costs"]
 
 WINDOW_S = 10.0
 """Rates are differences over this long, longer where batches are slow."""
@@ -54,7 +55,7 @@ class WorkerBatch(NamedTuple):
 
 _Rows = dict[tuple[str, int], bytes]
 
-_Waiting = tuple[tuple[float, Iterable[WorkerCost] | bytes], ...]
+_Waiting = Sequence[tuple[float, Iterable[WorkerCost] | bytes]]
 
 
 class Totals:
@@ -71,12 +72,12 @@ class Totals:
         self._known = rows, newest_s, waiting
         self._found: dict[str, tuple[BatchCost | None, tuple[WorkerBatch, ...]]] | None = None
 
-    def followed_by(self, sent_s: float, costs: Iterable[WorkerCost] | bytes) -> "Totals":
-        """Return these readings and those that were sent at `sent_s` of the sender's clock."""
+    def followed_by(self, told: _Waiting) -> "Totals":
+        """Return these readings and others, each with when they were sent."""
         if len(self._known[2]) >= _MOST_WAITING:
             self._rows()
         rows, newest_s, waiting = self._known
-        return Totals(rows, newest_s, (*waiting, (sent_s, costs)))
+        return Totals(rows, newest_s, (*waiting, *told))
 
     def _rows(self) -> _Rows:
         rows, newest_s, waiting = self._known
@@ -122,11 +123,30 @@ class WorkerTotals:
 
         Bytes are those that `decode_costs` can decode.
         """
-        self.picture = self.picture.followed_by(sent_s, costs)
+        self.picture = self.picture.followed_by(((sent_s, costs),))
+
+    def extend(self, told: _Waiting) -> None:
+        """Take readings that were sent one after the other, each with when."""
+        self.picture = self.picture.followed_by(told)
 
     def per_batch(self, loader: str) -> tuple[BatchCost | None, tuple[WorkerBatch, ...]]:
         """Return what `Totals.per_batch` says by now."""
         return self.picture.per_batch(loader)
+
+
+def are_costs(parts: Sequence[bytes]) -> bool:
+    """Whether all of these can be decoded as readings; False also where they are too many."""
+    data = parts[0]
+    if len(parts) > 1:
+        if any(part[0] >> 4 != 0x9 for part in parts):
+            return False
+        count = sum([part[0] & 0xF for part in parts])
+        data = b"\xdd" + count.to_bytes(4, "big") + b"".join([part[1:] for part in parts])
+    try:
+        decode_costs(data)
+    except FrameError:
+        return False
+    return True
 
 
 def _add(rows: _Rows, newest_s: float, sent_s: float, costs: Iterable[WorkerCost]) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpuwatch.schema import Reading, SensorFrame, Span, StepRecord
 from gpuwatch.store.lean import Lean
 from gpuwatch.store.packed import Packed, Points, records_codec, spans_codec
-from gpuwatch.store.rows import INDEX, TAGS, Flat, record_of
+from gpuwatch.store.rows import INDEX, MEMORY, TAGS, Flat, record_of
 
 __all__ = ["MEAN_S", "History", "Means", "MeansPicture", "Past", "ProcessMeans", "memory_slope"]
 
@@ -93,25 +93,22 @@ class History:
 
     def add_steps(self, records: Iterable[StepRecord]) -> None:
         """Take steps in their order, each once."""
-        memory = self._memory
         for record in records:
             if record.tags and "first_batch" in record.tags and record.index:
                 self._firsts = self._with_first(record)
                 self._past = None
-            allocated = record.memory_bytes
-            if allocated is not None and (not memory or record.index >= memory[-2] + self._stride):
-                memory.extend((record.index, allocated))
-                self._past = None
-                if len(memory) > 2 * MEMORY_POINTS:
-                    memory = self._thin()
+            self._add_memory(record.index, record.memory_bytes)
 
     def add_flats(self, flats: Sequence[Flat]) -> None:
         """Take steps as tuples in their order, each once."""
+        if any(map(_tags_of, flats)):
+            self.add_steps(map(record_of, flats))
+            return
         memory = self._memory
         due = memory[-2] + self._stride if memory else -1
-        if flats[-1][INDEX] < due and not any(map(_tags_of, flats)):
-            return  # the usual case
-        self.add_steps(map(record_of, flats))
+        if flats[-1][INDEX] >= due:
+            for flat in flats:
+                self._add_memory(flat[INDEX], flat[MEMORY])
 
     def _with_first(self, record: StepRecord) -> _Records:
         firsts = self._firsts
@@ -127,7 +124,15 @@ class History:
             return block.followed_by((span,), KEPT_SPANS)
         return (*spans[1 - KEPT_SPANS :], span)
 
-    def _thin(self) -> "array[int]":
+    def _add_memory(self, index: int, allocated: int | None) -> None:
+        memory = self._memory
+        if allocated is not None and (not memory or index >= memory[-2] + self._stride):
+            memory.extend((index, allocated))
+            self._past = None
+            if len(memory) > 2 * MEMORY_POINTS:
+                self._thin()
+
+    def _thin(self) -> None:
         """Leave every other point out; what was told keeps the old ones."""
         pairs = (len(self._memory) // 2 + 1) // 2
         thinner = array("q", bytes(16 * pairs))
@@ -135,7 +140,6 @@ class History:
         thinner[1::2] = self._memory[1::4]
         self._memory = thinner
         self._stride *= 2
-        return thinner
 
     def add_spans(self, spans: Iterable[Span]) -> None:
         """Take spans; those that are known already, from a snapshot say, change nothing."""

@@ -42,13 +42,13 @@ from gpuwatch.schema import (
     StepRecord,
 )
 from gpuwatch.store.arrival import EMPTY, Convoy
-from gpuwatch.store.batches import Totals, WorkerTotals
+from gpuwatch.store.batches import Totals, WorkerTotals, are_costs
 from gpuwatch.store.clocks import NodeClock, times_of
 from gpuwatch.store.history import History, Means, MeansPicture
 from gpuwatch.store.lean import lean_frame
 from gpuwatch.store.members import Doubts, Member, leavers
 from gpuwatch.store.packed import PACK_ABOVE, collect_seldom
-from gpuwatch.store.rows import INDEX, TAGS, Flat, decode_flats, record_of, step_ns_of
+from gpuwatch.store.rows import INDEX, TAGS, Flat, decode_flats, record_of, times_of_flats
 from gpuwatch.store.shared import Shared
 from gpuwatch.store.shared import clean as _clean
 from gpuwatch.store.views import Event, NodeView, RankView, RunView, View, bare_uuid, framed, sketch
@@ -436,13 +436,24 @@ class _Rank:
         self._waiting_steps, self._waiting_costs, self._waiting_bytes = [], [], 0
         if parts:
             self._settle_steps(parts, problems)
+        if costs and not are_costs([workers for _, workers in costs]):
+            costs = self._without_damage(costs, problems)
+        if costs:
+            self.worker_totals.extend(costs)
+
+    def _without_damage(
+        self, costs: Sequence[tuple[float, bytes]], problems: list[FrameError]
+    ) -> list[tuple[float, bytes]]:
+        """Return the worker totals that can be decoded."""
+        found: list[tuple[float, bytes]] = []
         for sent_s, workers in costs:
             try:
                 decode_costs(workers)
             except FrameError as exc:
                 problems.append(exc)
             else:
-                self.worker_totals.add(sent_s, workers)
+                found.append((sent_s, workers))
+        return found
 
     def _settle_steps(self, parts: Sequence[bytes], problems: list[FrameError]) -> None:
         try:
@@ -534,8 +545,8 @@ class _Rank:
         """Take new steps into seconds and window."""
         self.last_index = flats[-1][INDEX]
         self.last = record_of(flats[-1])
-        steps_ns = list(map(step_ns_of, flats))
-        self.timeline.extend_flats(flats, steps_ns)
+        steps_ns, waits_ns = times_of_flats(flats)
+        self.timeline.extend_flats(flats, steps_ns, waits_ns)
         if self.window.extend_next(flats, steps_ns):
             return
         if any(map(_tags_of, flats)):

@@ -63,6 +63,7 @@ __all__ = [
     "record_of",
     "row_chunks",
     "step_ns_of",
+    "times_of_flats",
     "written_after",
 ]
 
@@ -149,8 +150,7 @@ def decode_flats(parts: Sequence[bytes]) -> list[Flat]:
         raise FrameError(f"not ordinary steps: {exc}") from None
     for flat in flats:
         host = flat[HOST]
-        known = sum(host) if None not in host else sum(filter(None, host))
-        if known > flat[STEP]:
+        if (sum(host) if None not in host else sum(filter(None, host))) > flat[STEP]:
             raise FrameError("phases are longer than the step")
     return flats
 
@@ -179,6 +179,21 @@ def is_timed(flat: Flat) -> bool:
 def phases_of(flat: Flat) -> tuple[int | None, ...]:
     """Return the phases by the clock that decides."""
     return cast("tuple[int | None, ...]", flat[DEVICE] if is_timed(flat) else flat[HOST])
+
+
+def times_of_flats(flats: Sequence[Flat]) -> tuple[list[int], list[int | None]]:
+    """Return how long steps took, and their data wait, by the clock that decides, in ns."""
+    steps_ns: list[int] = []
+    waits_ns: list[int | None] = []
+    for flat in flats:
+        part = flat[DEVICE]
+        if part is None or flat[_CLOCK] != "device":
+            steps_ns.append(flat[STEP])
+            part = flat[HOST]
+        else:
+            steps_ns.append(sum(part) if None not in part else sum(filter(None, part)))
+        waits_ns.append(part[0])
+    return steps_ns, waits_ns
 
 
 def step_ns_of(flat: Flat) -> int:

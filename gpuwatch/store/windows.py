@@ -33,7 +33,6 @@ from gpuwatch.store.rows import (
     flat_of,
     is_timed,
     mold_of,
-    phases_of,
     read_rows,
     step_ns_of,
 )
@@ -646,14 +645,13 @@ class Timeline:
             ]
         )
 
-    def extend_flats(self, flats: Sequence[Flat], steps_ns: Sequence[int]) -> None:
-        """Count steps, each in the second in which it ended; they took so long by their clock."""
-        self._take(
-            [
-                (flat[STARTED], flat[STEP], step_ns, phases_of(flat)[_DATA_WAIT])
-                for flat, step_ns in zip(flats, steps_ns, strict=True)
-            ]
-        )
+    def extend_flats(
+        self, flats: Sequence[Flat], steps_ns: Iterable[int], waits_ns: Iterable[int | None]
+    ) -> None:
+        """Count steps, each in the second in which it ended; times are by their clock."""
+        began = [flat[STARTED] for flat in flats]
+        took_ns = [flat[STEP] for flat in flats]
+        self._take(zip(began, took_ns, steps_ns, waits_ns, strict=True))
 
     def _take(self, rows: Iterable[tuple[float, int, int, int | None]]) -> None:
         """Count steps by when they began, how long they took, the same by their clock, and wait."""

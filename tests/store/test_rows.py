@@ -195,7 +195,9 @@ def test_a_window_of_rows_says_what_one_of_objects_does(seed: int) -> None:
         flats = [flat_of(one) for one in now]
         steps_ns = [deciding_step_ns(one) for one in now]
         assert [rows.step_ns_of(flat) for flat in flats] == steps_ns
-        flat_seconds.extend_flats(flats, steps_ns)
+        waits_ns = [rows.phases_of(flat)[0] for flat in flats]
+        assert rows.times_of_flats(flats) == (steps_ns, waits_ns)
+        flat_seconds.extend_flats(flats, steps_ns, waits_ns)
         for window in (packed, late):
             if window.packed and not window.extend_next(flats, steps_ns):
                 window.extend_flats(flats)
