@@ -327,7 +327,7 @@ class ProcessMeans:
 
 def _row(readings: Mapping[str, Reading]) -> list[float]:
     if isinstance(readings, Lean):
-        return [readings.number(name) for name in _AVERAGED]
+        return readings.some(_AVERAGED)
     found = [readings.get(name) for name in _AVERAGED]
     return [nan if one is None or one.value is None else one.value for one in found]
 

@@ -9,32 +9,35 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from math import nan
-from typing import cast
+from typing import TypeVar, cast
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from gpuwatch.schema import GpuSample, ProcessSample, Reading, SensorFrame
-from gpuwatch.store.shared import clean
+from gpuwatch.store.shared import PLAIN, clean
 
 __all__ = ["Lean", "lean_frame"]
 
 _MOST = 1024
 """Layouts that are known; beyond that it begins anew, which costs nothing but sharing."""
 
-_Kind = tuple[str, str, str, str, bool]
+_Kinds = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[bool, ...]]
 
 
 class _Layout:
-    """Names in their order, and of each unit, source, state, reason and whether it is unknown."""
+    """Names in their order, and columns of units, sources, states, reasons, and what is unknown."""
 
-    __slots__ = ("kinds", "places")
+    __slots__ = ("kinds", "picked", "places")
 
-    def __init__(self, names: tuple[str, ...], kinds: tuple[_Kind, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], kinds: _Kinds) -> None:
         self.places = {clean(name): place for place, name in enumerate(names)}
         self.kinds = clean(kinds)
+        self.picked: dict[tuple[str, ...], tuple[int | None, ...]] = {}
 
 
-_layouts: dict[tuple[tuple[str, ...], tuple[_Kind, ...]], _Layout] = {}
+_layouts: dict[tuple[tuple[str, ...], _Kinds], _Layout] = {}
+
+_NO_KINDS: _Kinds = ((), (), (), (), ())
 
 
 class Lean(Mapping[str, Reading]):
@@ -44,31 +47,40 @@ class Lean(Mapping[str, Reading]):
 
     def __init__(self, readings: Mapping[str, Reading]) -> None:
         names = tuple(readings)
-        found = readings.values()
-        kinds = tuple(
-            [(one.unit, one.source, one.state, one.reason, one.value is None) for one in found]
-        )
+        values: tuple[float | None, ...] = ()
+        ages: tuple[float, ...] = ()
+        kinds = _NO_KINDS
+        if names:
+            columns = zip(*map(astuple, readings.values()), strict=True)
+            values, units, sources, ages, states, reasons = columns
+            unknown = tuple([value is None for value in values]) if None in values else ()
+            kinds = (units, sources, states, reasons, unknown)
         layout = _layouts.get((names, kinds))
         if layout is None:
             if len(_layouts) >= _MOST:
                 _layouts.clear()
             layout = _layouts[names, kinds] = _Layout(names, kinds)
         self._layout = layout
-        values = [nan if one.value is None else one.value for one in found]
-        self._numbers = array("d", values + [one.age_s for one in found])
+        if kinds[4]:
+            values = tuple([nan if value is None else value for value in values])
+        self._numbers: array[float] = array("d", cast("tuple[float, ...]", values) + ages)
 
     def __getitem__(self, name: str) -> Reading:
         layout = self._layout
         place = layout.places[name]
-        unit, source, state, reason, unknown = layout.kinds[place]
-        value = None if unknown else self._numbers[place]
-        age_s = self._numbers[place + len(layout.kinds)]
+        units, sources, states, reasons, unknown = layout.kinds
+        value = None if unknown and unknown[place] else self._numbers[place]
+        age_s = self._numbers[place + len(units)]
+        unit, source, state, reason = units[place], sources[place], states[place], reasons[place]
         return Reading(value, unit, source, age_s, state, reason)  # type: ignore[arg-type]
 
-    def number(self, name: str) -> float:
-        """Return a value, NaN where it is not known."""
-        place = self._layout.places.get(name)
-        return nan if place is None else self._numbers[place]
+    def some(self, names: tuple[str, ...]) -> list[float]:
+        """Return the values of some names, NaN where one is not known."""
+        picked = self._layout.picked.get(names)
+        if picked is None:
+            picked = self._layout.picked[names] = tuple(map(self._layout.places.get, names))
+        numbers = self._numbers
+        return [nan if place is None else numbers[place] for place in picked]
 
     def __contains__(self, name: object) -> bool:
         return name in self._layout.places
@@ -83,15 +95,28 @@ class Lean(Mapping[str, Reading]):
         return repr(dict(self))
 
 
-def _lean(readings: Mapping[str, Reading]) -> dict[str, Reading]:
+_S = TypeVar("_S", GpuSample, ProcessSample)
+
+
+def _lean(sample: _S, place: int) -> _S:
+    """Return a sample with lean readings, which are at that place, and its texts cleaned."""
+    values = list(astuple(sample))
+    readings, values[place] = values[place], None
+    shown = [item if type(item) in PLAIN else clean(item) for item in values]
     # A Struct holds what it is given; nobody writes to the readings of a picture.
-    return cast("dict[str, Reading]", Lean(readings))
+    shown[place] = Lean(readings)
+    return type(sample)(*shown)
+
+
+_GPU_READINGS = GpuSample.__struct_fields__.index("readings")
+_PROCESS_READINGS = ProcessSample.__struct_fields__.index("readings")
 
 
 def lean_frame(frame: SensorFrame) -> SensorFrame:
     """Return a sampler's tick with lean readings and every text in it fit for a terminal."""
-    gpus: list[GpuSample] = [replace(gpu, readings=_lean(gpu.readings)) for gpu in frame.gpus]
-    processes: list[ProcessSample] = [
-        replace(sample, readings=_lean(sample.readings)) for sample in frame.processes
-    ]
-    return clean(replace(frame, gpus=tuple(gpus), processes=tuple(processes)))
+    rest: SensorFrame = clean(replace(frame, gpus=(), processes=()))
+    return replace(
+        rest,
+        gpus=tuple([_lean(gpu, _GPU_READINGS) for gpu in frame.gpus]),
+        processes=tuple([_lean(sample, _PROCESS_READINGS) for sample in frame.processes]),
+    )

@@ -12,12 +12,13 @@ from msgspec.structs import astuple
 
 from gpuwatch.frames import printable
 
-__all__ = ["Shared", "clean"]
+__all__ = ["PLAIN", "Shared", "clean"]
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=Struct)
 
-_PLAIN = frozenset({int, float, bool, type(None)})
+PLAIN = frozenset({int, float, bool, type(None)})
+"""Types of what needs no cleaning."""
 
 _MOST = 8192
 """Of what is known; beyond that it begins anew, which costs nothing but sharing."""
@@ -46,14 +47,18 @@ def clean(value: _T) -> _T:
     It may be a text, a number, a Struct, or a tuple or dict of them.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN or value == ():
         return value
+    if kind is str:  # mostly one that was seen before
+        known: Any = _texts.get(value)  # type: ignore[call-overload]
+        if known is not None:
+            return known  # type: ignore[no-any-return]
     found: Any = value
     if isinstance(value, str):
         found = _text(value)
     elif isinstance(value, Struct):
         old = astuple(value)
-        new = [item if type(item) in _PLAIN else clean(item) for item in old]
+        new = [item if type(item) in PLAIN else clean(item) for item in old]
         if any(map(is_not, old, new)):
             found = kind(*new)
     elif isinstance(value, tuple):

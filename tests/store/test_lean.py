@@ -1,5 +1,7 @@
 """What a large run is held as: bytes and numbers that read like the objects they stand for."""
 
+from math import isnan
+
 import pytest
 from builders import T0_S, node_frame, rank_frame, record
 from hypothesis import example, given
@@ -143,6 +145,9 @@ def test_lean_readings_are_the_readings(known: dict[str, Reading]) -> None:
     lean = Lean(known)
     assert dict(lean) == known
     assert (len(lean), "fan" in lean, lean.get("none")) == (len(known), "fan" in known, None)
+    for names in (("fan", "none", "power"), ("power",)):
+        values = [reading.value if (reading := known.get(name)) else None for name in names]
+        assert [None if isnan(value) else value for value in lean.some(names)] == values
 
 
 def test_the_sensors_of_a_frame_are_fit_for_a_terminal() -> None:
