@@ -3,11 +3,11 @@
 import statistics
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import sub
 
-from gpuwatch.diagnosis.steps import Row, Steps, read_phases
+from gpuwatch.diagnosis.steps import OfStep, Row, Steps, read_phases
 from gpuwatch.diagnosis.types import Abstain, RunPicture
 from gpuwatch.schema import Loader, StepRecord
 from gpuwatch.store.views import RankView
@@ -73,6 +73,8 @@ class Aligned:
     records: tuple[Sequence[StepRecord], ...]
     rows: tuple[Steps, ...]
     loaders: tuple[str, ...]
+    seen: dict[int, OfStep] = field(default_factory=dict, compare=False, repr=False)
+    """What is known of steps from the picture before, by index: they are as they were told."""
 
     @property
     def count(self) -> int:
@@ -119,15 +121,32 @@ class Aligned:
         return list(map(sorted, self.own_columns_ns))
 
     @cached_property
+    def _of_steps(self) -> list[OfStep]:
+        seen = self.seen
+        new = [place for place, index in enumerate(self.indices) if index not in seen]
+        if new:
+            found = _of_steps([row.at(new) for row in self.rows])
+            seen.update(zip([self.indices[place] for place in new], found, strict=True))
+        kept = [seen[index] for index in self.indices]
+        if len(seen) > len(kept):
+            seen.clear()
+            seen.update(zip(self.indices, kept, strict=True))
+        return kept
+
+    @cached_property
     def transfer_ns(self) -> list[int]:
         """Minimum over ranks of exposed communication, [step]: what nobody's lateness explains."""
-        comms = [map(sub, step, own) for step, own in zip(self.step_ns, self.own_ns, strict=True)]
-        return list(map(min, zip(*comms, strict=True)))
+        return [step.transfer_ns for step in self._of_steps]
 
     @cached_property
     def without_wait_ms(self) -> list[float]:
         """The step if nobody waited for data, [step]: the slowest own time, plus transfer."""
-        return self.without_ms([row.wait for row in self.rows])
+        return [(step.slowest_ns + step.transfer_ns) / 1e6 for step in self._of_steps]
+
+    @cached_property
+    def last_lags_ms(self) -> list[float]:
+        """By how much the last of at least two ranks is behind the median of the others, [step]."""
+        return [step.last_lag_ms for step in self._of_steps]
 
     def without_ms(self, parts_ns: Sequence[Sequence[int]]) -> list[float]:
         """Return the step without a part of own time that is given as [rank][step]; [step]."""
@@ -214,6 +233,21 @@ class Aligned:
         return all(row.comm_known for row in self.rows)
 
 
+def _of_steps(rows: Sequence[Steps]) -> list[OfStep]:
+    """Return what there is to say of steps over all ranks, each of which has them all."""
+    owns = list(zip(*[row.own for row in rows], strict=True))
+    waits = zip(*[row.wait for row in rows], strict=True)
+    comms = zip(*[map(sub, row.step, row.own) for row in rows], strict=True)
+    found = []
+    for own, wait, comm in zip(owns, waits, comms, strict=True):
+        lag_ms = 0.0
+        if len(own) > 1:
+            ordered = sorted(own)
+            lag_ms = (ordered[-1] - median_of_others(ordered, len(ordered) - 1)) / 1e6
+        found.append(OfStep(min(comm), max(map(sub, own, wait)), lag_ms))
+    return found
+
+
 def loader_of(rank: RankView, key: str) -> Loader | None:
     """Return the loader of that key as the rank's hello describes it."""
     loaders = rank.hello.loaders if rank.hello is not None else ()
@@ -297,4 +331,6 @@ def _align(picture: RunPicture) -> Aligned | None:
             places = [place for place, index in enumerate(indices) if index in common]
             records.append([window[place] for place in places])
             rows.append(steps.at(places))
-    return Aligned(ranks, shared, tuple(records), tuple(rows), tuple([row.loader for row in known]))
+    loaders = tuple([row.loader for row in known])
+    seen = picture.reader.seen(tuple([(rank.rank, rank.incarnation) for rank in ranks]))
+    return Aligned(ranks, shared, tuple(records), tuple(rows), loaders, seen)

@@ -162,9 +162,7 @@ def _straggler(picture: RunPicture) -> Outcome:
 def _rotating(picture: RunPicture, aligned: Aligned) -> Finding | None:
     """Return the finding of ranks that are late in turn, None where their lateness is scatter."""
     count = len(aligned.ranks)
-    lags_ms = [
-        (column[-1] - median_of_others(column, count - 1)) / 1e6 for column in aligned.own_sorted_ns
-    ]
+    lags_ms = aligned.last_lags_ms
     step_ms = aligned.mean_step_ms
     lag_ms = mean_ms(lags_ms)
     held = mean_ms([lag >= SHARE_WARNING * step_ms for lag in lags_ms])

@@ -20,7 +20,7 @@ from gpuwatch.store.quick import QuickStep, quick_codec
 from gpuwatch.store.rows import LANES, PHASES_LANE, mold_of
 from gpuwatch.store.views import RankView
 
-__all__ = ["Reader", "Row", "Steps", "read_phases", "read_steps"]
+__all__ = ["OfStep", "Reader", "Row", "Steps", "read_phases", "read_steps"]
 
 _COMM, _WAIT, _OTHER = (PHASES.index(name) for name in ("comm", "data_wait", "other"))
 
@@ -233,18 +233,41 @@ class Row(NamedTuple):
     loader: str
 
 
+class OfStep(NamedTuple):
+    """One step over all ranks; times in ns.
+
+    They are the least exposed communication, the longest own time without data wait, and by how
+    much the last rank is behind the median of the others (ms; 0 for one rank).
+    """
+
+    transfer_ns: int
+    slowest_ns: int
+    last_lag_ms: float
+
+
 class Reader:
     """Reads windows: of each rank what is new since the last time.
 
-    What it read last it keeps, less than 2 kB a rank. A step of an incarnation that has an index is
-    told once and never changes, so that what was read under one stays true; what it returns does
-    not depend on what it kept.
+    What it read last it keeps, less than 2 kB a rank, and of each step a few numbers. A step of an
+    incarnation that has an index is told once and never changes, so that what was read under one
+    stays true; what it returns does not depend on what it kept.
     """
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_rows", "_seen", "_who")
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
+        self._who: tuple[tuple[int, str], ...] = ()
+        self._seen: dict[int, OfStep] = {}
+
+    def seen(self, who: tuple[tuple[int, str], ...]) -> "dict[int, OfStep]":
+        """Return room for what is known of the steps that these ranks share, by index.
+
+        `who` are their numbers and incarnations. As long as they are the same it is the same room.
+        """
+        if who != self._who:
+            self._who, self._seen = who, {}
+        return self._seen
 
     def read(self, ranks: Iterable[RankView]) -> Mapping[int, Row]:
         """Return what is known of the window of each rank, by its number; none may be empty."""
@@ -285,6 +308,7 @@ class Reader:
     def forget(self) -> None:
         """Keep nothing any more."""
         self._rows = {}
+        self._who, self._seen = (), {}
 
 
 _NONE = read_steps(())

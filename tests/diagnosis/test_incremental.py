@@ -190,6 +190,44 @@ def test_an_engine_keeps_nothing_of_a_run_that_has_ended() -> None:
     assert kept(engine._runs[run.run].reader) == 0
 
 
+def test_what_is_known_of_steps_is_of_these_ranks_alone(view: View) -> None:
+    """Ranks restart, go, and come again, and a recording goes back."""
+    looks = [
+        *[(first, "one", range(4)) for first in (0, 5, 6, 40, 200)],
+        *[(first, "two", range(4)) for first in (200, 203)],
+        *[(first, "two", range(3)) for first in (203, 204)],
+        *[(first, "two", range(1, 4)) for first in (204, 190, 203)],
+    ]
+    reader, sizes = Reader(), []
+    for first, incarnation, numbers in looks:
+        chance = {rank: random.Random(f"{incarnation} {rank}") for rank in numbers}
+        every = {
+            rank: [
+                record(i, {"data_wait": r.random(), "forward": 9 * r.random(), "comm": r.random()})
+                for i in range(first + 64)
+            ]
+            for rank, r in chance.items()
+        }
+        ranks = tuple(a_rank(view, tuple(every[n][first:]), n, incarnation) for n in numbers)
+        run = replace(view.runs[0], ranks=ranks)
+        found = align(RunPicture(run, reader=reader))
+        assert found is not None
+        host = [[step.host for step in every[n][first:]] for n in numbers]
+        columns = list(zip(*host, strict=True))
+        comm = [[p.comm or 0 for p in column] for column in columns]
+        own = [[(p.forward or 0) + (p.data_wait or 0) for p in column] for column in columns]
+        slowest = [max(p.forward or 0 for p in column) for column in columns]
+        assert found.transfer_ns == list(map(min, comm))
+        pairs = zip(slowest, found.transfer_ns, strict=True)
+        assert found.without_wait_ms == [(ns + moved) / 1e6 for ns, moved in pairs]
+        ordered = [sorted(column) for column in own]
+        assert found.last_lags_ms == [
+            (column[-1] - statistics.median(column[:-1])) / 1e6 for column in ordered
+        ]
+        sizes.append(len(found.seen))
+    assert sizes == [64] * len(looks)
+
+
 # --- the same numbers the plain way -------------------------------------------------------------
 
 
