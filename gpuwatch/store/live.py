@@ -671,6 +671,7 @@ class _Node:
         self.quiet_s = _NODE_QUIET_S
         self.agent_pid = 0
         self.sensors: SensorFrame | None = None
+        self._tick: bytes | None = None  # the newest, of which no picture is made yet
         self.sensors_heard_s = 0.0
         self.sensors_reason = ""
         self.notices: tuple[str, ...] = ()
@@ -683,9 +684,27 @@ class _Node:
         self.convoy: Convoy[_Rank] | None = None
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
-        self.sensors = frame
         self.sensors_heard_s = received_s
         self.means.add(frame, received_s)
+        self._tick = None
+        self._show(frame)
+
+    def note_sensors(self, frame: SensorFrame, data: bytes, received_s: float) -> None:
+        """Take a tick, of which a picture is made from its bytes when somebody looks."""
+        self.sensors_heard_s = received_s
+        self.means.add(frame, received_s)
+        self._tick = data
+
+    def catch_up(self) -> None:
+        """Bring its picture and those of its ranks up to date."""
+        if self.convoy is not None:
+            self.convoy.catch_up()
+        data, self._tick = self._tick, None
+        if data is not None:
+            self._show(lean_frame(decode_sensor_frame(data)))
+
+    def _show(self, frame: SensorFrame) -> None:
+        self.sensors = frame
         self.uuids = frozenset([gpu.uuid for gpu in frame.gpus])
         self.bare_uuids = {bare_uuid(gpu.uuid): gpu.uuid for gpu in frame.gpus}
         self.by_pid = {p.pid: p for p in frame.processes if p.role == "rank"}
@@ -778,7 +797,8 @@ class Store:
 
         A frame that cannot be read is counted and its reason kept; nothing else is lost by it.
         State and totals of a heartbeat are read when a view is asked for, those of the last one;
-        where there are many ranks the steps of ordinary frames too.
+        where there are many ranks the steps of ordinary frames too, and of the ticks of a sampler
+        no picture is made until then, but for means.
 
         Returns:
             (run, rank) of each rank whose frames are missing and may be asked for again, with
@@ -798,7 +818,9 @@ class Store:
             frames, problem = _one_by_one(node_frame.frames, packed=self._packed)
         if node_frame.sensors is not None:
             try:
-                sensors = lean_frame(decode_sensor_frame(bytes(node_frame.sensors)))
+                sensors = decode_sensor_frame(bytes(node_frame.sensors))
+                if not self._packed:
+                    sensors = lean_frame(sensors)
             except FrameError as exc:
                 problem = exc
         with self._lock:
@@ -843,7 +865,10 @@ class Store:
         node.sensors_reason = printable(node_frame.sensors_reason)
         node.notices = _clean(node_frame.notices)
         if sensors is not None:
-            node.take_sensors(sensors, received_s)
+            if self._packed and node_frame.sensors is not None:
+                node.note_sensors(sensors, bytes(node_frame.sensors), received_s)
+            else:
+                node.take_sensors(sensors, received_s)
         self._replies.extend(map(_clean_reply, node_frame.replies))
         missing: list[tuple[str, int]] = []
         if heads is None:
@@ -930,10 +955,9 @@ class Store:
         return True
 
     def _catch_up(self) -> None:
-        """Bring every rank up to date."""
+        """Bring every rank and node up to date."""
         for node in self._nodes.values():
-            if node.convoy is not None:
-                node.convoy.catch_up()
+            node.catch_up()
 
     def _settle(self, rank: _Rank) -> None:
         if rank.convoy is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import T0_S, hello, node_frame, rank_frame
+from builders import T0_S, hello, node_frame, rank_frame, sensors
 from store.test_lazy import (
     DAMAGED,
     EVERY,
@@ -18,7 +18,7 @@ from store.test_lazy import (
 )
 
 from gpuwatch.frames import decode_node_frame, encode
-from gpuwatch.schema import RankAge, RankFrame
+from gpuwatch.schema import GpuSample, ProcessSample, RankAge, RankFrame, Reading, SensorFrame
 from gpuwatch.store import Store, live
 from gpuwatch.store.arrival import Convoy
 
@@ -40,6 +40,23 @@ def test_ranks_that_go_on_together_are_the_same_as_alone(
         same_as_few(seed, 1 + seed % 3, 90, trouble)
     assert took.count(True) > 25 * 90 * (0.25 if trouble else 0.8)
     assert trouble == 0.0 or took.count(False) > 25
+
+
+def ticking(chance: random.Random, seq: int) -> SensorFrame:
+    """A tick of a sampler: what is known of its processes changes, and who they are."""
+    processes = [
+        ProcessSample(
+            1000 + at,
+            1000,
+            "worker" if at else "rank",
+            chance.choice("RSD"),
+            {"cpu_percent": Reading(chance.choice([None, 50.0 * chance.random()]), "%")},
+        )
+        for at in range(chance.choice([1, 2, 2]))
+    ]
+    gpus = (GpuSample(0, "GPU-1", "a\x1b card", {"gpu_util": Reading(chance.random(), "%")}),)
+    tick = sensors(seq, cpu=90 * chance.random())
+    return msgspec.structs.replace(tick, processes=tuple(processes), gpus=gpus)
 
 
 def same_as_few(seed: int, nodes: int, count: int, trouble: float = 1.0) -> None:
@@ -73,6 +90,7 @@ def same_as_few(seed: int, nodes: int, count: int, trouble: float = 1.0) -> None
             node=f"node{chance.randrange(nodes) if rarely(0.05) else node}",
             sent_s=wall.s + (50.0 if rarely(0.25) else 0.0),
             ages=ages,
+            sensors=ticking(chance, seqs[node]) if chance.random() < 0.5 else None,
         )
         if rarely(0.1):
             data = encode(msgspec.structs.replace(decode_node_frame(data), merged=1))
