@@ -234,10 +234,50 @@ class MeansPicture:
         if self._processes is None:
             ticks = self._ticks
             pids = {id(tick.pids): tick.pids for tick in ticks}.values()
+            columns = _Columns(ticks) if len(pids) == 1 else None
             self._processes = {
-                known: ProcessMeans(ticks, known) for known in set(chain.from_iterable(pids))
+                known: ProcessMeans(ticks, known, columns)
+                for known in set(chain.from_iterable(pids))
             }
         return self._processes.get(pid)
+
+
+class _Columns:
+    """What is asked of each process of a node, of all in one go: their ticks have the same ones."""
+
+    __slots__ = ("_means", "_places", "_shares", "_ticks")
+
+    def __init__(self, ticks: tuple[_Tick, ...]) -> None:
+        self._ticks = ticks
+        pids = ticks[0].pids
+        self._places = dict(zip(reversed(pids), range(len(pids) - 1, -1, -1), strict=True))
+        self._means: dict[int, list[float | None]] = {}
+        self._shares: dict[str, list[float]] = {}
+
+    def mean(self, column: int, pid: int) -> float | None:
+        found = self._means.get(column)
+        if found is None:
+            width = len(_AVERAGED)
+            rows = zip(*[tick.rows[column::width] for tick in self._ticks], strict=True)
+            found = self._means[column] = list(map(_mean, rows))
+        return found[self._places[pid]]
+
+    def share(self, letter: str, pid: int) -> float:
+        found = self._shares.get(letter)
+        if found is None:
+            states = zip(*[tick.states for tick in self._ticks], strict=True)
+            count = len(self._ticks)
+            found = self._shares[letter] = [of_one.count(letter) / count for of_one in states]
+        return found[self._places[pid]]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean of what is known, None where nothing is."""
+    total = sum(values)
+    if isnan(total):
+        values = [value for value in values if not isnan(value)]
+        total = sum(values)
+    return total / len(values) if values else None
 
 
 class ProcessMeans:
@@ -247,13 +287,13 @@ class ProcessMeans:
     Immutable; made when it is asked for: of thousands of processes few are looked at.
     """
 
-    __slots__ = ("_found", "_last", "_pid", "_readings", "_ticks")
+    __slots__ = ("_columns", "_found", "_pid", "_readings", "_ticks")
 
-    def __init__(self, ticks: tuple[_Tick, ...], pid: int) -> None:
+    def __init__(self, ticks: tuple[_Tick, ...], pid: int, columns: _Columns | None = None) -> None:
         self._ticks = ticks
         self._pid = pid
+        self._columns = columns
         self._found: list[tuple[_Tick, int]] | None = None
-        self._last: tuple[str, float | None] | None = None
         self._readings: Mapping[str, float] | None = None
 
     def _places(self) -> list[tuple[_Tick, int]]:
@@ -282,20 +322,13 @@ class ProcessMeans:
 
     def mean(self, name: str) -> float | None:
         """Return one of the readings, None where it is not known: of thousands few are wanted."""
-        if self._last is not None and self._last[0] == name:
-            return self._last[1]
         column = _PLACES.get(name)
         if column is None:
             return None
+        if self._columns is not None:
+            return self._columns.mean(column, self._pid)
         width = len(_AVERAGED)
-        values = [tick.rows[at * width + column] for tick, at in self._places()]
-        total = sum(values)
-        if isnan(total):
-            values = [value for value in values if not isnan(value)]
-            total = sum(values)
-        mean = total / len(values) if values else None
-        self._last = name, mean
-        return mean
+        return _mean([tick.rows[at * width + column] for tick, at in self._places()])
 
     @property
     def blocked(self) -> float:
@@ -308,6 +341,8 @@ class ProcessMeans:
         return self._share("R")
 
     def _share(self, letter: str) -> float:
+        if self._columns is not None:
+            return self._columns.share(letter, self._pid)
         places = self._places()
         return sum([tick.states[at] == letter for tick, at in places]) / max(1, len(places))
 

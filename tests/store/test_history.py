@@ -1,5 +1,6 @@
 """The slower past: first batches, spans, memory over the whole run, means of sensors."""
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -14,6 +15,7 @@ from gpuwatch.store.history import (
     MEMORY_POINTS,
     History,
     Means,
+    ProcessMeans,
     memory_slope,
 )
 
@@ -95,6 +97,28 @@ def test_means_over_six_seconds_and_no_longer() -> None:
     assert means.process(8) is None
     means.add(tick(None), 12.0)
     assert means.host()["cpu_percent"] == pytest.approx(20.5, abs=0.1)
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_what_is_made_of_all_processes_at_once_is_what_each_has(steady: bool) -> None:
+    chance, means = random.Random(int(steady)), Means()
+    for second in range(30):
+        states = {
+            f"p{pid}": (chance.choice("RSD"), chance.choice([None, 100.0 * chance.random()]))
+            for pid in range(1, 7)
+            if steady or chance.random() < 0.9
+        }
+        means.add(tick(50.0, **states), float(second))
+        picture = means.picture()
+        for pid in range(1, 7):
+            found, plain = picture.process(pid), ProcessMeans(picture._ticks, pid)
+            if found is None:
+                assert not plain._places()
+                continue
+            assert found.mean("cpu_percent") == plain.mean("cpu_percent")
+            assert found.mean("cpu_percent") == found.readings.get("cpu_percent")
+            assert (found.blocked, found.runnable) == (plain.blocked, plain.runnable)
+    assert steady is (found is not None and found._columns is not None)
 
 
 def test_one_mean_is_that_of_all_readings() -> None:
