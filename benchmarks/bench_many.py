@@ -4,6 +4,7 @@
     python benchmarks/bench_many.py --ranks 4000 --seconds 20
     python benchmarks/bench_many.py --ranks 4000 --profile   # where the CPU time goes
     python benchmarks/bench_many.py --old                    # if the doors knew no wishes
+    python benchmarks/bench_many.py --gpus                   # with a sampler's ticks
 
 One process plays the doors of all node processes, eight ranks each. It sends what they send: ten
 node frames a second, each with the frames of its ranks, which hold a step a second and are
@@ -12,6 +13,9 @@ own code makes one, whose numbers are then written anew); and, when it is asked,
 rank. All ranks end their steps at the same moment, as in synchronous training. A second process is
 the monitor: links, session and store as `gpuwatch attach tcp://...` has them, without a screen.
 Every door has an address of its own in 127.0.0.0/8, and every connection its own handshake.
+
+With `--gpus` each node has a tick of its sampler a second as well, with twenty readings of each of
+eight GPUs, five of each rank and nine of the host: four times the bytes.
 
 Figures are of the monitor, after all ranks are known: CPU of its whole process, the age of a frame
 when it is in the picture, frames that were lost, and what one view costs. Nobody looks meanwhile:
@@ -48,14 +52,20 @@ from gpuwatch.frames import decode_command, encode
 from gpuwatch.schema import (
     WIRE_VERSION,
     Ddp,
+    GpuProcess,
+    GpuSample,
     Hello,
+    HostSample,
     Ledger,
     Loader,
     NodeFrame,
     PhasesNs,
+    ProcessSample,
     RankFrame,
     RankState,
+    Reading,
     Reply,
+    SensorFrame,
     StepRecord,
 )
 from gpuwatch.tui.watcher import Watcher
@@ -136,6 +146,36 @@ def rank_frame(rank: int, seq: int, sent_s: float, **more: Any) -> RankFrame:
     )
 
 
+READINGS = tuple(f"reading_{at}" for at in range(20))
+
+
+@functools.lru_cache(maxsize=1)
+def tick() -> bytes:
+    """What a sampler says of a node with a GPU a rank: the same of all nodes."""
+
+    def some(count: int) -> dict[str, Reading]:
+        return {
+            name: Reading(50.0 + at / 3, "%", "nvml", 0.1)
+            for at, name in enumerate(READINGS[:count])
+        }
+
+    gpus = range(RANKS_A_NODE)
+    return encode(
+        SensorFrame(
+            WIRE_VERSION,
+            1,
+            _STARTED_S,
+            HostSample(64, some(9), tuple(map(float, range(64)))),
+            tuple(
+                GpuSample(at, f"GPU-{at:032}", "NVIDIA H100", some(20), (GpuProcess(1000 + at),))
+                for at in gpus
+            ),
+            "",
+            tuple(ProcessSample(1000 + at, 1000 + at, "rank", "R", some(5)) for at in gpus),
+        )
+    )
+
+
 @functools.lru_cache(maxsize=4)
 def past_records(last: int, steps: int, now_s: int) -> tuple[StepRecord, ...]:
     """The last steps of any rank: all of them are alike."""
@@ -170,8 +210,9 @@ _wire = msgspec.msgpack.Encoder().encode
 class Node:
     """A node process as its monitor sees it."""
 
-    def __init__(self, number: int, world_size: int) -> None:
+    def __init__(self, number: int, world_size: int, *, gpus: bool = False) -> None:
         self.number = number
+        self.gpus = gpus
         self.world_size = world_size
         self.ranks = range(number * RANKS_A_NODE, min((number + 1) * RANKS_A_NODE, world_size))
         self.identity = b""
@@ -205,7 +246,10 @@ class Node:
                 )
                 for at, rank in enumerate(self.ranks)
             ]
-            data = encode(node_frame(self, 3_000_000_019 - before, times[0] - before, frames))
+            made = node_frame(self, 3_000_000_019 - before, times[0] - before, frames)
+            if self.gpus and (not before if self.calm else told):
+                made = msgspec.structs.replace(made, sensors=msgspec.Raw(tick()))
+            data = encode(made)
             whole = gather.add(data, -INTERVAL_S * before) if self.calm else [data]
         (data,) = whole or gather.take(0.0)
         marks: dict[str, list[Any]] = {"node_seq": [3_000_000_019], "seq": numbers, "sent": times}
@@ -286,7 +330,7 @@ def wishes_calm(greeting: bytes) -> bool:
     return found is not None and bool(found[1]) and is_calm(decode_command(found[1]))
 
 
-def generate(ranks: int, key_file: str, past_steps: int, old: bool) -> None:
+def generate(ranks: int, key_file: str, past_steps: int, old: bool, gpus: bool) -> None:
     """Be all of the doors, on one port; ends with its parent."""
     sys.setswitchinterval(0.0005)  # a thread of its own answers for the keys of all doors
     key = load_key(key_file)
@@ -304,7 +348,7 @@ def generate(ranks: int, key_file: str, past_steps: int, old: bool) -> None:
     router.zap_domain = b"bench"
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     port = router.bind_to_random_port("tcp://*")
-    nodes = [Node(at, ranks) for at in range(-(-ranks // RANKS_A_NODE))]
+    nodes = [Node(at, ranks, gpus=gpus) for at in range(-(-ranks // RANKS_A_NODE))]
     for node in nodes:
         node.calm = not old
         for busy in (False, True):
@@ -516,15 +560,16 @@ def _profile_links(profiler: cProfile.Profile) -> None:
 
 
 def measure(
-    ranks: int, seconds: float, past_steps: int, old: bool, profile: bool
+    ranks: int, seconds: float, past_steps: int, old: bool, profile: bool, gpus: bool
 ) -> dict[str, Any]:
     """Run doors and monitor as processes of their own and return the figures."""
     with tempfile.TemporaryDirectory(prefix="gpuwatch-bench-") as folder:
         key_file = str(Path(folder) / "key")
         make_key(key_file)
         here = [sys.executable, __file__, "--key", key_file, "--ranks", str(ranks)]
+        more = [*(["--old"] if old else []), *(["--gpus"] if gpus else [])]
         doors = subprocess.Popen(
-            [*here, "--part", "doors", "--past", str(past_steps), *(["--old"] if old else [])],
+            [*here, "--part", "doors", "--past", str(past_steps), *more],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -560,13 +605,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--past", type=int, default=PAST_STEPS, help="steps that a rank remembers")
     parser.add_argument("--old", action="store_true", help="doors that know no wishes")
+    parser.add_argument("--gpus", action="store_true", help="a sampler's ticks as well")
     parser.add_argument("--profile", action="store_true", help="say where the CPU time goes")
     parser.add_argument("--json", action="store_true")
     for hidden in ("--part", "--key", "--port"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "doors":
-        generate(options.ranks[0], options.key, options.past, options.old)
+        generate(options.ranks[0], options.key, options.past, options.old, options.gpus)
         return
     if options.part == "monitor":
         monitor(int(options.port), options.ranks[0], options.key, options.seconds, options.profile)
@@ -574,7 +620,7 @@ def main() -> None:
     found = {}
     for ranks in options.ranks or RANKS:
         found[ranks] = row = measure(
-            ranks, options.seconds, options.past, options.old, options.profile
+            ranks, options.seconds, options.past, options.old, options.profile, options.gpus
         )
         if not options.json:
             say(ranks, row)
