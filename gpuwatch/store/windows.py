@@ -56,8 +56,12 @@ TIMELINE_S = 120
 _ROW = struct.Struct("=IIffff")
 """A closed second: when, count, minimum, median, maximum, data wait (NaN: n/a)."""
 
+_SHORT_ROW = struct.Struct("=Iff")
+"""A closed second with one step: when, the step, data wait (NaN: n/a)."""
+
 _CHUNK_ROWS = 16
-"""Rows in one object of bytes: of consecutive pictures all but the last have theirs in common."""
+"""Rows in one object of bytes behind the size of each: of consecutive pictures all but the last
+have theirs in common."""
 
 _COMM = PHASES.index("comm")
 _DATA_WAIT = PHASES.index("data_wait")
@@ -94,6 +98,15 @@ def _total(values: Sequence[_Number | None]) -> tuple[_Number | int, int]:
         return sum(cast("Sequence[_Number]", values)), len(values)
     known = [value for value in values if value is not None]
     return sum(known), len(known)
+
+
+def _joined(steps_ns: "array[int]", new_ns: Sequence[int]) -> "array[int]":
+    """Return an array with these after it: the same one, unless it was too narrow."""
+    try:
+        steps_ns.extend(array(steps_ns.typecode, new_ns))
+    except OverflowError:  # longer than 4.2 s
+        return array("Q", [*steps_ns, *new_ns])
+    return steps_ns
 
 
 def _followed_by(indices: "range | array[int]", new: list[int]) -> "range | array[int]":
@@ -156,7 +169,7 @@ class Window:
 
     def _clear(self) -> None:
         self._records: tuple[StepRecord, ...] | Packed[StepRecord] = _NOTHING if self.packed else ()
-        self._steps_ns = array("q")
+        self._steps_ns = array("I")
         self._on_device = False
         self._indices: range | array[int] = range(0)
         self.loader = ""
@@ -261,7 +274,7 @@ class Window:
             self._add(records[WINDOW_STEPS:], times[WINDOW_STEPS:])
             return
         self._count(records, times, 1)
-        self._steps_ns.extend([step_ns for _, _, step_ns in times])
+        self._steps_ns = _joined(self._steps_ns, [step_ns for _, _, step_ns in times])
         gone = len(self._steps_ns) - WINDOW_STEPS
         kept = cast("tuple[StepRecord, ...]", self._records)
         if gone > 0:
@@ -285,8 +298,7 @@ class Window:
             self._add_flats(flats[WINDOW_STEPS:])
             return
         kept = cast("Packed[StepRecord]", self._records)
-        steps_ns = self._steps_ns
-        steps_ns.extend(map(step_ns_of, flats))
+        self._steps_ns = steps_ns = _joined(self._steps_ns, list(map(step_ns_of, flats)))
         self._fold(flats, 1)
         gone = len(steps_ns) - WINDOW_STEPS
         if gone > 0:
@@ -363,8 +375,7 @@ class Window:
             self._depth += sum([row[-1] for row in written])
         self._note(mold, count)
         kept = cast("Packed[StepRecord]", self._records)
-        known_ns = self._steps_ns
-        known_ns.extend(steps_ns)
+        self._steps_ns = known_ns = _joined(self._steps_ns, steps_ns)
         gone = len(known_ns) - WINDOW_STEPS
         if gone > 0:
             del known_ns[:gone]
@@ -527,18 +538,36 @@ class Window:
         return self._percentiles_ms
 
 
-def _count_rows(rows: tuple[bytes, ...]) -> int:
-    return _CHUNK_ROWS * (len(rows) - 1) + len(rows[-1]) // _ROW.size if rows else 0
+def _count_rows(chunk: bytes) -> int:
+    return len(chunk) // chunk[0]
 
 
-def _with_rows(rows: tuple[bytes, ...], new: Sequence[bytes]) -> tuple[bytes, ...]:
+def _with_rows(chunks: tuple[bytes, ...], new: Sequence[bytes]) -> tuple[bytes, ...]:
     """Return chunks of rows with new rows after them, without those that are out of sight."""
-    whole = rows[-1] if rows and len(rows[-1]) < _CHUNK_ROWS * _ROW.size else b""
-    kept = rows[:-1] if whole else rows
-    whole += b"".join(new)
-    size = _CHUNK_ROWS * _ROW.size
-    chunks = (*kept, *[whole[at : at + size] for at in range(0, len(whole), size)])
-    return chunks[max(0, _count_rows(chunks) - TIMELINE_S) // _CHUNK_ROWS :]
+    found = [*chunks]
+    for row in new:
+        tail = found[-1] if found else b""
+        if tail and tail[0] == len(row) and _count_rows(tail) < _CHUNK_ROWS:
+            found[-1] = tail + row
+        else:
+            found.append(bytes((len(row),)) + row)
+    if len(found) > len(chunks):
+        counts = list(map(_count_rows, found))
+        beyond, gone = sum(counts) - TIMELINE_S, 0
+        while counts[gone] <= beyond:
+            beyond -= counts[gone]
+            gone += 1
+        del found[:gone]
+    return tuple(found)
+
+
+def _read_row(chunk: bytes, place: int) -> tuple[int, int, float, float, float, float]:
+    """Return a row of a chunk as a long one."""
+    at = 1 + place * chunk[0]
+    if chunk[0] == _ROW.size:
+        return cast("tuple[int, int, float, float, float, float]", _ROW.unpack_from(chunk, at))
+    second_s, step_ms, wait_ms = _SHORT_ROW.unpack_from(chunk, at)
+    return second_s, 1, step_ms, step_ms, step_ms, wait_ms
 
 
 _Open = tuple[int, Sequence[float], Sequence[float]]
@@ -560,7 +589,7 @@ class Seconds(Sequence[Rollup]):
     def __init__(
         self, rows: tuple[bytes, ...], open_second: _Open | None, ahead_s: int = 0
     ) -> None:
-        count = _count_rows(rows)
+        count = sum(map(_count_rows, rows))
         self._rows = rows
         self._count = min(count, TIMELINE_S)
         self._skipped = count - self._count
@@ -574,11 +603,15 @@ class Seconds(Sequence[Rollup]):
         if place == self._count and self._open is not None:
             second_s, steps_ms, waits_ms = self._open
             return _rollup(second_s - self._ahead_s, steps_ms, waits_ms)
-        chunk, row = divmod(place + self._skipped, _CHUNK_ROWS)
-        numbers = _ROW.unpack_from(self._rows[chunk], row * _ROW.size)
-        second_s, count, least, middle, most, wait = numbers
+        row = place + self._skipped
+        for chunk in self._rows:
+            count = _count_rows(chunk)
+            if row < count:
+                break
+            row -= count
+        second_s, number, least, middle, most, wait = _read_row(chunk, row)
         return Rollup(
-            second_s - self._ahead_s, count, least, middle, most, None if isnan(wait) else wait
+            second_s - self._ahead_s, number, least, middle, most, None if isnan(wait) else wait
         )
 
     @overload
@@ -612,8 +645,7 @@ def _rollup(second_s: int, steps_ms: Sequence[float], waits_ms: Sequence[float])
 def _row(second_s: int, steps_ms: Sequence[float], waits_ms: Sequence[float]) -> bytes:
     """Return a second that is over as a row."""
     if len(steps_ms) == 1:
-        step_ms = steps_ms[0]
-        return _ROW.pack(second_s, 1, step_ms, step_ms, step_ms, waits_ms[0] if waits_ms else nan)
+        return _SHORT_ROW.pack(second_s, steps_ms[0], waits_ms[0] if waits_ms else nan)
     wait_ms = sum(waits_ms) / len(waits_ms) if waits_ms else nan
     middle_ms = statistics.median(steps_ms)
     return _ROW.pack(second_s, len(steps_ms), min(steps_ms), middle_ms, max(steps_ms), wait_ms)
@@ -680,23 +712,19 @@ class Timeline:
 
     def _close(self, rows: Sequence[bytes]) -> None:
         """Add the rows of seconds that are over; what is out of sight goes."""
-        if not rows:
-            return
-        kept, row_bytes = self._rows, _ROW.size * len(rows)
-        if kept and len(kept[-1]) + row_bytes <= _CHUNK_ROWS * _ROW.size:
-            self._rows = (*kept[:-1], b"".join((kept[-1], *rows)))
-        else:
-            self._rows = _with_rows(kept, rows)
+        if rows:
+            self._rows = _with_rows(self._rows, rows)
 
     def move(self, seconds: int) -> None:
         """Move what is known by whole seconds: the clock by which it is has been set."""
         second_s, steps_ms, waits_ms = self._open
         if steps_ms:
             self._open = max(0, second_s + seconds), steps_ms, waits_ms
-        rows = [
-            _ROW.pack(max(0, second_s + seconds), *numbers)
-            for second_s, *numbers in _ROW.iter_unpack(b"".join(self._rows))
-        ]
+        rows = []
+        for chunk in self._rows:
+            row = _ROW if chunk[0] == _ROW.size else _SHORT_ROW
+            for when_s, *numbers in row.iter_unpack(chunk[1:]):
+                rows.append(row.pack(max(0, when_s + seconds), *numbers))
         self._rows = _with_rows((), rows)
 
     def rebuild(self, records: Iterable[StepRecord]) -> None:

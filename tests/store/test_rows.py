@@ -1,6 +1,7 @@
 """Steps as rows of numbers: whatever they are like, they are read as they were written."""
 
 import random
+import statistics
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from gpuwatch.store import rows
 from gpuwatch.store.clocks import deciding, deciding_step_ns, is_on_device
 from gpuwatch.store.packed import Packed, records_codec, step_indices
 from gpuwatch.store.rows import decode_flats, flat_of, record_of, row_chunks
-from gpuwatch.store.windows import WINDOW_STEPS, Timeline, Window
+from gpuwatch.store.windows import TIMELINE_S, WINDOW_STEPS, Timeline, Window
 
 ODD_NS = [0, 1, 5 * 10**6, 2**32 - 1, 2**32, 10**13]
 
@@ -318,3 +319,43 @@ def test_lanes_are_what_steps_tell(seed: int) -> None:
                 for step in told
             ]
         assert not left
+
+
+@settings(deadline=None)
+@given(SEEDS)
+def test_seconds_of_one_step_and_of_many(seed: int) -> None:
+    """Rows of either length, moved by a clock that is set, and never more than two minutes."""
+    chance = random.Random(seed)
+    timeline = Timeline()
+    told: list[tuple[int, list[float], list[float]]] = []
+    second_s, index = int(T0_S), 0
+    for _ in range(chance.choice([3, 60, 300])):
+        second_s += chance.choice([1, 1, 1, 3])
+        several = chance.random() < 0.3
+        one: tuple[int, list[float], list[float]] = (second_s, [], [])
+        for _ in range(chance.choice([2, 5]) if several else 1):
+            step_ms, wait_ms = chance.randint(1, 90), chance.choice([None, 1.0])
+            step = record(
+                index, {"forward": step_ms, "data_wait": wait_ms}, started_s=second_s + 0.2
+            )
+            timeline.add(step)
+            one[1].append(step.step_ns / 1e6)
+            one[2].extend([] if wait_ms is None else [wait_ms])
+            index += 1
+        told.append(one)
+        if chance.random() < 0.02:
+            by_s = chance.choice([-500, -2, 7])
+            timeline.move(by_s)
+            second_s += by_s
+            told = [(at_s + by_s, steps_ms, waits_ms) for at_s, steps_ms, waits_ms in told]
+    told = told[-TIMELINE_S - 1 :]
+    found = timeline.rollups(5)
+    assert [second.second_s for second in found] == [at_s - 5 for at_s, _, _ in told]
+    assert [second.count for second in found] == [len(steps_ms) for _, steps_ms, _ in told]
+    for second, (_, steps_ms, waits_ms) in zip(found, told, strict=True):
+        wait_ms = statistics.mean(waits_ms) if waits_ms else None
+        numbers = (second.min_ms, second.median_ms, second.max_ms)
+        assert numbers == pytest.approx((min(steps_ms), statistics.median(steps_ms), max(steps_ms)))
+        assert second.data_wait_ms == (None if wait_ms is None else pytest.approx(wait_ms))
+    assert [found[place] for place in range(len(found))] == list(found)
+    assert found[-7:-2] == tuple(found)[-7:-2]
