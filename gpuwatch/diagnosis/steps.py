@@ -166,7 +166,7 @@ def _newest_of(window: "Packed[StepRecord]", count: int) -> tuple[Steps, str]:
     times: list[int] = []
     marks: list[int] = []
     loader = ""
-    for chunk, start, end in reversed(window.latest(count)):
+    for chunk, start, end in reversed(list(window.latest(count))):
         mold = mold_of(chunk)
         if mold is None:  # a step that is odd: all are read as records
             found = _find(window[len(window) - count :])

@@ -202,18 +202,16 @@ class Packed(Sequence[_T]):
             left -= end - start
             start = 0
 
-    def latest(self, count: int) -> list[tuple[bytes, int, int]]:
-        """Return chunks with the places in them of the newest so many; the newest chunk first."""
-        found: list[tuple[bytes, int, int]] = []
+    def latest(self, count: int) -> Iterator[tuple[bytes, int, int]]:
+        """Yield chunks with the places in them of the newest so many; the newest chunk first."""
         left = min(count, self._count)
         for chunk in reversed(self._chunks):
             if left <= 0:
-                break
+                return
             end = chunk[0] & 0xF
             start = max(0, end - left)
-            found.append((chunk, start, end))
+            yield chunk, start, end
             left -= end - start
-        return found
 
     def as_codec(self, codec: "Codec[_S]") -> "Packed[_S]":
         """Return the same bytes as objects of another type, which can read them."""

@@ -141,14 +141,13 @@ def _told_after(window: Sequence[StepRecord], index: int) -> tuple[list[_Told], 
 
 def _rows_after(window: Packed[StepRecord], index: int) -> tuple[list[_Told], int] | None:
     """Return the same from rows as they are, None where a step is no plain row."""
-    latest = window.latest(1)
-    newest = first_index(latest[0][0])
+    newest = first_index(window.newest)
     if newest is None:
         return None
-    newest += latest[0][2] - 1
+    newest += window.newest[0] - 1
     found: list[_Told] = []
     # There are no more of them than that; fewer where indices are missing.
-    for chunk, start, end in reversed(window.latest(max(0, newest - index))):
+    for chunk, start, end in reversed(list(window.latest(max(0, newest - index)))):
         mold, at = mold_of(chunk), first_index(chunk)
         if mold is None or at is None or mold.tagged:
             return None

@@ -1,12 +1,15 @@
 """What is kept of a run of many ranks, which is compressed, and of one of few, which is not."""
 
+import random
 import sys
 from array import array
 from dataclasses import replace
 
 import pytest
-from tui.fakes import cluster
+from msgspec.structs import replace as replace_step
+from tui.fakes import cluster, records
 
+from gpuwatch.store.packed import Packed, records_codec
 from gpuwatch.tui import past as module
 from gpuwatch.tui.past import (
     GPU_FIELDS,
@@ -14,11 +17,37 @@ from gpuwatch.tui.past import (
     Columns,
     Moment,
     Past,
+    _stall_ms,
     nodes_at,
     run_at,
 )
 
 NODES = 20
+
+NONE = Packed((), records_codec)
+ODD = "a name that is too long for a row " * 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_stalls_of_a_large_run_are_those_of_its_steps(seed: int) -> None:
+    chance = random.Random(seed)
+    steps = []
+    for index, step in enumerate(records(number=200, first=5)):
+        stall_ns = None if chance.random() < 0.3 else chance.randint(0, 10**9)
+        loader = ODD if chance.random() < 0.05 else step.loader
+        steps.append(
+            replace_step(step, started_s=float(index), device_stall_ns=stall_ns, loader=loader)
+        )
+    packed = NONE
+    for first in range(0, 200, 10):  # a window begins within a chunk
+        packed = packed.followed_by(steps[first : first + 10], 64)
+    rank = cluster(1, 1, slow_node=0).runs[0].ranks[0]
+    as_bytes, plain = (replace(rank, window=window) for window in (packed, tuple(steps[-64:])))
+    found = [_stall_ms(plain, since_s) for since_s in (0.0, 140.5, 170.0, 193.0, 198.5, 199.5, 300)]
+    assert len(set(found)) > 3
+    assert found == [
+        _stall_ms(as_bytes, since_s) for since_s in (0.0, 140.5, 170.0, 193.0, 198.5, 199.5, 300)
+    ]
 
 
 def kept(monkeypatch: pytest.MonkeyPatch, compress_above: int) -> tuple[Past, Moment]:
