@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from math import nan
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from msgspec.structs import astuple, replace
 
@@ -25,13 +25,14 @@ _Kinds = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...
 
 
 class _Layout:
-    """Names in their order, and columns of units, sources, states, reasons, and what is unknown."""
+    """Names in their order, and of each unit, source, state, reason and whether it is unknown."""
 
     __slots__ = ("kinds", "picked", "places")
 
     def __init__(self, names: tuple[str, ...], kinds: _Kinds) -> None:
         self.places = {clean(name): place for place, name in enumerate(names)}
-        self.kinds = clean(kinds)
+        *texts, unknown = clean(kinds)
+        self.kinds = tuple(zip(*texts, unknown or (False,) * len(names), strict=True))
         self.picked: dict[tuple[str, ...], tuple[int | None, ...]] = {}
 
 
@@ -68,11 +69,14 @@ class Lean(Mapping[str, Reading]):
     def __getitem__(self, name: str) -> Reading:
         layout = self._layout
         place = layout.places[name]
-        units, sources, states, reasons, unknown = layout.kinds
-        value = None if unknown and unknown[place] else self._numbers[place]
-        age_s = self._numbers[place + len(units)]
-        unit, source, state, reason = units[place], sources[place], states[place], reasons[place]
-        return Reading(value, unit, source, age_s, state, reason)  # type: ignore[arg-type]
+        unit, source, state, reason, unknown = layout.kinds[place]
+        value = None if unknown else self._numbers[place]
+        age_s = self._numbers[place + len(layout.kinds)]
+        return Reading(value, unit, source, age_s, state, reason)
+
+    def get(self, name: object, default: Any = None) -> Any:
+        """Return a reading by its name, or the default."""
+        return self[name] if name in self._layout.places else default
 
     def some(self, names: tuple[str, ...]) -> list[float]:
         """Return the values of some names, NaN where one is not known."""
