@@ -22,7 +22,7 @@ from gpuwatch.store.packed import Packed
 from gpuwatch.store.quick import QuickStep, quick_codec
 from gpuwatch.store.rows import LANES, PHASES_LANE, SAMPLES_LANE, first_index, mold_of
 from gpuwatch.store.views import RankView, RunView
-from gpuwatch.store.windows import is_steady
+from gpuwatch.store.windows import WINDOW_STEPS, is_steady
 
 __all__ = ["FIELDS", "PAUSES", "Side", "Steps", "Track", "side_of"]
 
@@ -41,6 +41,9 @@ _LEAST_ROWS = 320
 
 _MOST_PENDING = 1024
 """Steps that some ranks have told and others not yet, before they are taken as they are."""
+
+_AT_ONCE = 2**14
+"""Records that are taken at a time, 80 bytes each."""
 
 _MOST_WAITING = 2**17
 """Records that wait for a rank that moves and is far behind, 80 bytes each."""
@@ -117,48 +120,55 @@ _Told = tuple[int, _Record | tuple[int, ...]]
 """Of a step its index, and its record or the numbers that a `_Step` keeps of it."""
 
 
-def _told_after(window: Sequence[StepRecord], index: int) -> tuple[list[_Told], int]:
-    """Return the steps of a window after one, oldest first, and the index of its newest step.
+def _newest_index(window: Sequence[StepRecord]) -> int:
+    if isinstance(window, Packed):
+        first = first_index(window.newest)
+        if first is not None:
+            return first + window.newest[0] - 1
+    return window[-1].index
+
+
+def _told_after(window: Sequence[StepRecord], index: int, end: int) -> list[_Told]:
+    """Return the steps of a window after one and up to another, oldest first.
 
     They are read from the end: mostly they are few, and a large run's are bytes.
     """
     if isinstance(window, Packed):
-        rows = _rows_after(window, index)
+        rows = _rows_after(window, index, end)
         if rows is not None:
             return rows
     records: Sequence[_Record] = window
     if isinstance(window, Packed):
         records = cast("Sequence[_Record]", window.as_codec(quick_codec))
     found: list[_Told] = []
-    newest = -1
     for record in reversed(records):
-        newest = max(newest, record.index)
         if record.index <= index:
             break
-        found.append((record.index, record))
-    return found[::-1], newest
+        if record.index <= end:
+            found.append((record.index, record))
+    return found[::-1]
 
 
-def _rows_after(window: Packed[StepRecord], index: int) -> tuple[list[_Told], int] | None:
+def _rows_after(window: Packed[StepRecord], index: int, end: int) -> list[_Told] | None:
     """Return the same from rows as they are, None where a step is no plain row."""
-    newest = first_index(window.newest)
-    if newest is None:
-        return None
-    newest += window.newest[0] - 1
     found: list[_Told] = []
     # There are no more of them than that; fewer where indices are missing.
-    for chunk, start, end in reversed(list(window.latest(max(0, newest - index)))):
+    most = max(0, _newest_index(window) - index)
+    for chunk, start, stop in reversed(list(window.latest(most))):
         mold, at = mold_of(chunk), first_index(chunk)
         if mold is None or at is None or mold.tagged:
             return None
-        skipped = max(start, min(end, index + 1 - at))
+        first = max(start, min(stop, index + 1 - at))
+        last = min(stop, end + 1 - at)
+        if last <= first:
+            continue
         timed = int(mold.on_device)
-        for place, row in enumerate(mold.lanes(chunk, skipped, end), at + skipped):
+        for place, row in enumerate(mold.lanes(chunk, first, last), at + first):
             lanes: Sequence[int] = row[:LANES]
             if mold.unknown:
                 lanes = [_UNKNOWN if lane in mold.unknown else n for lane, n in enumerate(lanes)]
             found.append((place, (timed, lanes[0], lanes[SAMPLES_LANE], *lanes[PHASES_LANE:])))
-    return found, newest
+    return found
 
 
 _UNKNOWN = -1
@@ -285,20 +295,25 @@ class Track:
             return
         for rank in there:
             self._begin(rank.rank, rank.incarnation)
-        newest: list[int] = []
-        moving: list[int] = []
+        newest = [_newest_index(rank.window) for rank in there]
+        still = [rank.state in _STILL for rank in there]
+        moving = [index for index, stands in zip(newest, still, strict=True) if not stands]
+        until = min(moving) if moving else max(newest)
         for rank in there:
             self._pause(rank)
-            taken = max(self._taken.get(rank.rank, -1), self._settled)
-            found, last = _told_after(rank.window, taken)
-            if found:
-                self._tell(rank.rank, found)
-            newest.append(last)
-            if rank.state not in _STILL:
-                moving.append(last)
-        self.settle(min(moving) if moving else max(newest))
+        for end in self._bands(max(newest), len(there)):
+            for rank, last in zip(there, newest, strict=True):
+                taken = max(self._taken.get(rank.rank, -1), self._settled)
+                if last > taken:
+                    self._tell(rank.rank, _told_after(rank.window, taken, end))
+            self.settle(min(end, until))
         if len(self._pending) * len(there) > _MOST_WAITING:
             self._settle_older_half()
+
+    def _bands(self, newest: int, ranks: int) -> Iterable[int]:
+        """Return up to which steps to go at a time: windows of a large run are megabytes."""
+        some = max(1, _AT_ONCE // ranks)
+        return (*range(max(self._settled, newest - WINDOW_STEPS) + some, newest, some), newest)
 
     def _settle_older_half(self) -> None:
         self.settle(sorted(self._pending)[len(self._pending) // 2])

@@ -65,17 +65,18 @@ def test_windows_are_taken_as_records_are(ranks: list[tuple[int, int]], pack_abo
     assert repr(taken.steps()) == repr(added.steps())  # NaN is not equal to itself
 
 
-def test_whole_windows_are_not_made_objects_at_once() -> None:
-    """Of a large run what waits is numbers, a tenth of what a record takes as an object."""
+def test_whole_windows_are_not_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large run a few steps are taken at a time, as numbers, a tenth of an object each."""
     number, ranks = 60, 64
     run = view_of([steps(rank, number, missing=-1) for rank in range(ranks)], 0)
     found = Track()
+    monkeypatch.setattr(track, "_AT_ONCE", 10 * ranks)
     tracemalloc.start()
     found.take(run)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found) == number
-    assert peak < 300 * number * ranks
+    assert peak < 70 * number * ranks
 
 
 def plain_row(records: Mapping[int, StepRecord], ranks: int) -> "array[float]":
@@ -126,9 +127,9 @@ def a_record(draw: st.DrawFn, index: int) -> StepRecord:
 
 
 @settings(deadline=None)
-@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.booleans())
+@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.booleans(), st.sampled_from([1, 9, 99]))
 def test_a_row_is_what_the_plain_way_gives(
-    data: st.DataObject, ranks: int, number: int, packed: bool
+    data: st.DataObject, ranks: int, number: int, packed: bool, at_once: int
 ) -> None:
     told = [[data.draw(a_record(index)) for index in range(number)] for _ in range(ranks)]
     found = Track()
@@ -137,7 +138,9 @@ def test_a_row_is_what_the_plain_way_gives(
     for part in (half, told):
         windows = [_NONE.followed_by(one, 64) if packed else tuple(one) for one in part]
         pairs = zip(run.ranks, windows, strict=True)
-        found.take(replace(run, ranks=tuple(replace(r, window=w) for r, w in pairs)))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(track, "_AT_ONCE", at_once)
+            found.take(replace(run, ranks=tuple(replace(r, window=w) for r, w in pairs)))
     expected = {}
     for index in range(number):
         records = {
