@@ -248,7 +248,8 @@ def test_heartbeats_lead_to_the_picture_that_whole_frames_lead_to(
     frames: list[tuple[int, str, RankState, dict[str, object], bool]], often: int
 ) -> None:
     clock = Clock()
-    lazy, whole = Store(clock), Store(clock)
+    # One wall clock: whole seconds that a node is ahead of it are rounded.
+    lazy, whole = (Store(clock, lambda: T0_S) for _ in range(2))
     for i, (seq, incarnation, state, more, steps) in enumerate(frames):
         records = [a_record(seq)] if steps else []
         frame = rank_frame(seq, records, incarnation=incarnation, state=state, **more)
