@@ -92,8 +92,8 @@ _KEEP_S = 1.0
 
 _COLLECT_S = 15.0
 """Cycles are collected this often. Where many ranks are watched Python's collector runs too seldom
-for those that pages leave behind. A collection looks at all that a store and its picture hold: of more
-ranks than `_COLLECT_RANKS` it is made less often, at 1,024 it takes 50 to 100 ms."""
+for those that pages leave behind. A collection looks at all that a store and its picture hold, for
+50 to 100 ms at 1,024: of more ranks than `_COLLECT_RANKS` it is made less often."""
 
 _COLLECT_RANKS = 512
 
