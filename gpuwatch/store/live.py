@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, pairwise
+from math import inf
 from operator import itemgetter
 
 import msgspec
@@ -81,6 +82,11 @@ _KEPT_COMMANDS = 64
 _MOST_WAITING = 32
 _MOST_WAITING_BYTES = 8192
 """Of one rank: frames whose steps and worker totals are kept as bytes until somebody looks."""
+_SETTLED_RANKS = 2048
+_SETTLE_S = 0.9
+_LOOKED_S = 15.0
+"""A node of a run of no more ranks is settled about once a second as its frames are taken, if a
+picture was asked for lately. Of larger ones it costs less to settle many frames at a time."""
 _TOGETHER = 4
 """From so many ranks on that change at once they share an event."""
 _SPAN_EVERY_S = 2.0
@@ -682,6 +688,7 @@ class _Node:
         self.bare_uuids: dict[str, str] = {}
         self.clock = NodeClock()
         self.convoy: Convoy[_Rank] | None = None
+        self.settled_s = 0.0
 
     def take_sensors(self, frame: SensorFrame, received_s: float) -> None:
         self.sensors_heard_s = received_s
@@ -766,6 +773,7 @@ class Store:
         self._wall = wall
         self._pack_above = pack_above
         self._lock = threading.Lock()
+        self._looked_s = -inf
         self._ranks: dict[tuple[str, int], _Rank] = {}
         self._nodes: dict[str, _Node] = {}
         self._raw_runs: OrderedDict[str, str] = OrderedDict()
@@ -865,10 +873,10 @@ class Store:
         node.sensors_reason = printable(node_frame.sensors_reason)
         node.notices = _clean(node_frame.notices)
         if sensors is not None:
-            if self._packed and node_frame.sensors is not None:
+            if self._packed and node_frame.sensors is not None and not self._ahead(received_s):
                 node.note_sensors(sensors, bytes(node_frame.sensors), received_s)
             else:
-                node.take_sensors(sensors, received_s)
+                node.take_sensors(lean_frame(sensors) if self._packed else sensors, received_s)
         self._replies.extend(map(_clean_reply, node_frame.replies))
         missing: list[tuple[str, int]] = []
         if heads is None:
@@ -882,8 +890,24 @@ class Store:
                 self._settle(moved)
         for age in node_frame.ages:
             self._take_age(age, received_s)
+        if self._packed and self._ahead(received_s):
+            self._settle_ahead(node, received_s)
         self._version += 1
         return missing
+
+    def _ahead(self, received_s: float) -> bool:
+        """Whether somebody looks anyhow, so that who takes the frames settles them, not who draws:
+        that one is not held up by all nodes at once.
+        """
+        return len(self._ranks) <= _SETTLED_RANKS and received_s - self._looked_s < _LOOKED_S
+
+    def _settle_ahead(self, node: _Node, received_s: float) -> None:
+        if node.convoy is None or received_s - node.settled_s < _SETTLE_S:
+            return
+        node.settled_s = received_s
+        node.catch_up()
+        for rank in node.convoy.ranks:
+            self._settle(rank)
 
     def _take_frames(
         self,
@@ -1075,6 +1099,7 @@ class Store:
         """Return the present picture."""
         now_s = self._clock()
         with self._lock:
+            self._looked_s = now_s
             self._catch_up()
             doubts = self._members(now_s)
             by_run: dict[str, list[RankView]] = {}

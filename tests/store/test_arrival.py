@@ -162,3 +162,34 @@ def test_a_rank_that_is_let_go_of_is_there_again_when_it_is_heard(why: str) -> N
         views.append([(r.rank, r.steps, r.node, r.incarnation, r.restarts) for r in back.ranks])
         assert (1, 4, "node0", "inc1", 0) in views[-1]
     assert views[0] == views[1]
+
+
+def test_where_somebody_looks_what_comes_is_settled_as_it_comes() -> None:
+    """Who draws does not find all of it waiting; of what nobody looks at it goes on to wait."""
+    clock = Clock(100.0)
+    store = Store(clock, lambda: T0_S, pack_above=0)
+
+    def come(seq: int) -> None:
+        clock.s += 1.0
+        both = [
+            rank_frame(seq, [a_step(seq - 1)], rank=at, hello=hello(at, 2) if seq == 1 else None)
+            for at in (0, 1)
+        ]
+        assert store.apply(node_frame(seq, both), clock.s) == []
+
+    def taken() -> list[int]:
+        return [rank.window.last_index for rank in store._ranks.values()]
+
+    for seq in (1, 2, 3, 4):
+        come(seq)
+    waited = taken()
+    assert max(waited) < 3
+    store.view()
+    assert taken() == [3, 3]
+    for seq in (5, 6):
+        come(seq)
+        assert taken() == [seq - 1, seq - 1]
+    clock.s += live._LOOKED_S
+    come(7)
+    assert taken() == [5, 5]
+    assert [rank.window[-1].index for rank in store.view().runs[0].ranks] == [6, 6]
