@@ -820,21 +820,23 @@ class Store:
             return []
         frames: list[_Found] = []
         sensors: SensorFrame | None = None
+        tick: bytes | None = None
         problem: FrameError | None = None
         heads = decode_columns(node_frame.frames) if self._packed else None
         if heads is None:
             frames, problem = _one_by_one(node_frame.frames, packed=self._packed)
         if node_frame.sensors is not None:
             try:
-                sensors = decode_sensor_frame(bytes(node_frame.sensors))
-                if not self._packed:
-                    sensors = lean_frame(sensors)
+                tick = bytes(node_frame.sensors)
+                sensors = decode_sensor_frame(tick)
+                if not self._packed or self._ahead(received_s):
+                    sensors, tick = lean_frame(sensors), None
             except FrameError as exc:
                 problem = exc
         with self._lock:
             if problem is not None:
                 self._refuse(problem)
-            return self._apply(node_frame, heads, frames, sensors, received_s)
+            return self._apply(node_frame, heads, frames, sensors, tick, received_s)
 
     def _refuse(self, exc: FrameError) -> None:
         self._refused += 1
@@ -847,9 +849,13 @@ class Store:
         heads: Columns | None,
         frames: Sequence[_Found],
         sensors: SensorFrame | None,
+        tick: bytes | None,
         received_s: float,
     ) -> list[tuple[str, int]]:
-        """Take what was decoded: the heads, if all frames are ordinary ones, else each frame."""
+        """Take what was decoded: the heads, if all frames are ordinary ones, else each frame.
+
+        `tick` are the bytes of sensors that are not lean yet.
+        """
         name = printable(node_frame.node)
         node = self._nodes.get(name)
         if node is None:
@@ -873,10 +879,10 @@ class Store:
         node.sensors_reason = printable(node_frame.sensors_reason)
         node.notices = _clean(node_frame.notices)
         if sensors is not None:
-            if self._packed and node_frame.sensors is not None and not self._ahead(received_s):
-                node.note_sensors(sensors, bytes(node_frame.sensors), received_s)
+            if tick is not None:
+                node.note_sensors(sensors, tick, received_s)
             else:
-                node.take_sensors(lean_frame(sensors) if self._packed else sensors, received_s)
+                node.take_sensors(sensors, received_s)
         self._replies.extend(map(_clean_reply, node_frame.replies))
         missing: list[tuple[str, int]] = []
         if heads is None:
