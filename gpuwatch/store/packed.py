@@ -15,6 +15,7 @@ import msgspec
 
 from gpuwatch.schema import Span, StepRecord
 from gpuwatch.store.rows import (
+    ARRAY,
     Flat,
     Mold,
     array_chunks,
@@ -77,7 +78,7 @@ class Codec(Generic[_T]):
 
     def read(self, chunk: bytes, start: int = 0, end: int | None = None) -> Sequence[_T]:
         """Return the objects of a chunk from one place up to another."""
-        if chunk[0] >= 0x90 or self._of_flat is None:
+        if chunk[0] >= ARRAY or self._of_flat is None:
             found = self.decode_all(chunk)
             return found[start:end] if start or end is not None else found
         flats = read_rows(chunk, start, chunk[0] if end is None else end)
@@ -273,7 +274,7 @@ class Packed(Sequence[_T]):
         if beyond:
             # The last chunk ends where the sequence does: others can go on from there.
             final = chunks[-1]
-            if final[0] < 0x90:
+            if final[0] < ARRAY:
                 kept = [cut_chunk(final, final[0] - beyond)]
             else:
                 kept = array_chunks(map(bytes, _raw_items(final)[:-beyond]))
@@ -290,7 +291,7 @@ class Packed(Sequence[_T]):
     def _backwards(self) -> Iterator[_T]:
         read = self._codec.read
         for chunk in reversed(self._chunks):
-            if chunk[0] >= 0x90:
+            if chunk[0] >= ARRAY:
                 yield from reversed(read(chunk))
             else:  # the newest few are wanted mostly
                 for at in range(chunk[0] - 1, -1, -1):

@@ -31,6 +31,7 @@ from gpuwatch.schema import (
 )
 
 __all__ = [
+    "ARRAY",
     "DEVICE",
     "HEAD_BYTES",
     "HOST",
@@ -87,7 +88,7 @@ which memory is used again without gaps; larger ones come from the C library."""
 _CHUNK_ITEMS = 15
 """Most items of an array whose head is one byte."""
 
-_ARRAY = 0x90
+ARRAY = 0x90
 """The head of a MessagePack array of up to 15 items. That of rows is less: their number."""
 
 # --- as they come ------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ def decode_flats(parts: Sequence[bytes]) -> list[Flat]:
     """
     data = parts[0]
     if len(parts) > 1:
-        if not all(part[0] >> 4 == _ARRAY >> 4 for part in parts):
+        if not all(part[0] >> 4 == ARRAY >> 4 for part in parts):
             raise FrameError("not all of it is short")
         count = sum([part[0] & 0xF for part in parts])
         data = b"\xdd" + count.to_bytes(4, "big") + b"".join([part[1:] for part in parts])
@@ -443,7 +444,7 @@ def _mold_of(flat: Flat) -> Mold | None:
 
 def mold_of(chunk: bytes) -> Mold | None:
     """Return the mold of a chunk of rows, None of another one."""
-    return _molds[_HEAD.unpack_from(chunk)[1]] if chunk[0] < _ARRAY else None
+    return _molds[_HEAD.unpack_from(chunk)[1]] if chunk[0] < ARRAY else None
 
 
 def row_chunks(flats: Iterable[Flat], tail: bytes = b"") -> list[bytes]:
@@ -470,7 +471,7 @@ def row_chunks(flats: Iterable[Flat], tail: bytes = b"") -> list[bytes]:
             # A wide mold is left again as soon as may be.
             found += written_after(found.pop() if found else b"", mold, first, rows)
         else:
-            last = found.pop() if found and found[-1][0] >= _ARRAY else bytes((_ARRAY,))
+            last = found.pop() if found and found[-1][0] >= ARRAY else bytes((ARRAY,))
             found += array_chunks((_encode(flat),), last)
         mold, rows = None, []
     if rows and mold is not None:
@@ -498,7 +499,7 @@ def written_after(tail: bytes, mold: Mold, index: int, rows: Sequence[bytes]) ->
 
 def read_rows(chunk: bytes, start: int = 0, end: int = _CHUNK_ITEMS) -> list[Flat]:
     """Return the steps of a chunk from one place up to another."""
-    if chunk[0] >= _ARRAY:
+    if chunk[0] >= ARRAY:
         return list(map(flat_of, _decode_records(chunk)[start:end]))
     _, number, first = _HEAD.unpack_from(chunk)
     mold: Mold = _molds[number]
@@ -508,7 +509,7 @@ def read_rows(chunk: bytes, start: int = 0, end: int = _CHUNK_ITEMS) -> list[Fla
 
 def first_index(chunk: bytes) -> int | None:
     """Return the index of the first step of a chunk of rows, None of another one."""
-    return int(_HEAD.unpack_from(chunk)[2]) if chunk[0] < _ARRAY else None
+    return int(_HEAD.unpack_from(chunk)[2]) if chunk[0] < ARRAY else None
 
 
 def cut_chunk(chunk: bytes, count: int) -> bytes:
@@ -523,11 +524,11 @@ def array_chunks(items: Iterable[bytes], tail: bytes = b"\x90") -> list[bytes]:
     count, parts, size = tail[0] & 0xF, [tail[1:]], len(tail)
     for item in items:
         if count and (size + len(item) > _CHUNK_BYTES or count == _CHUNK_ITEMS):
-            found.append(bytes((_ARRAY | count,)) + b"".join(parts))
+            found.append(bytes((ARRAY | count,)) + b"".join(parts))
             count, parts, size = 0, [], 1
         count += 1
         parts.append(item)
         size += len(item)
     if count:
-        found.append(bytes((_ARRAY | count,)) + b"".join(parts))
+        found.append(bytes((ARRAY | count,)) + b"".join(parts))
     return found

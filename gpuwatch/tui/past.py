@@ -10,16 +10,15 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil, inf, isfinite, nan
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpuwatch.schema import PHASES, GpuSample, Reading, StepRecord
-from gpuwatch.store.packed import PACK_ABOVE, Packed
-from gpuwatch.store.quick import quick_codec
-from gpuwatch.store.rows import LANES, STALL_LANE, mold_of
+from gpuwatch.schema import PHASES, GpuSample, Reading
+from gpuwatch.store.packed import PACK_ABOVE
+from gpuwatch.store.quick import stalls_of
 from gpuwatch.store.views import NodeView, RankView, RunView
 from gpuwatch.tui.render import numbers
 
@@ -169,7 +168,7 @@ def _known(value: float) -> float | None:
 def _stall_ms(rank: RankView, since_s: float) -> float | None:
     """Return the mean device stall of the steps since then, n/a where none has one."""
     found: list[float] = []
-    for started_s, stall_ns in _stalls(rank.window):
+    for started_s, stall_ns in stalls_of(rank.window):
         if started_s < since_s and found:
             break
         if stall_ns is not None:
@@ -177,23 +176,6 @@ def _stall_ms(rank: RankView, since_s: float) -> float | None:
         elif started_s < since_s:
             break
     return sum(found) / len(found) if found else None
-
-
-def _stalls(window: Sequence[StepRecord]) -> Iterator[tuple[float, int | None]]:
-    """Yield when steps began (s) and their device stalls (ns), the newest first."""
-    if not isinstance(window, Packed):
-        for record in reversed(window):
-            yield record.started_s, record.device_stall_ns
-        return
-    for chunk, start, end in window.latest(len(window)):
-        mold = mold_of(chunk)
-        if mold is None:
-            for step in reversed(quick_codec.read(chunk, start, end)):
-                yield step.started_s, step.device_stall_ns
-            continue
-        known = STALL_LANE not in mold.unknown
-        for lanes in reversed(list(mold.lanes(chunk, start, end))):
-            yield lanes[LANES], lanes[STALL_LANE] if known else None
 
 
 def _memory_gb(rank: RankView) -> float | None:
