@@ -41,7 +41,6 @@ _BEHIND_BYTES = 8_000_000
 """Output that is so far ahead of the screen is looked at from its end: lines that nobody could have
 read are in the file only."""
 _KEPT_BYTES = 500_000
-_START_S = 5.0
 _UNFOLDED = 10_000
 _MOST_CELLS = 100
 """Rows of a card are not folded but by who shows them: at most so wide where the screen was."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Signals"]
 
-_DEAR_NS = 100_000_000  # what costs over a microsecond is read at most ten times a second
 _OTHER_NS = 1_000_000_000  # an optimizer that has not stepped for so long gives way to another
 _OLDEST = 2  # the generation whose collections last: those of the younger are microseconds
 _FRAMEWORKS = (

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen", "Witness"]
 
-_KEPT = 256
-"""Commands that are known of each run, four times what a rank remembers of them; more where more
-are in its logs."""
-
 _KEPT_RUNS = 32
 
 
