@@ -90,7 +90,7 @@ def rundir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Threads of torch that wait for a core make hundreds of small steps slow."""
     import torch

@@ -1,5 +1,4 @@
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,14 +8,7 @@ from trainer.data.text import Collate
 from trainer.errors import MissingPackageError
 from trainer.models.bert import Bert
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    # These tensors are tiny: threads would only wait for each other.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
