@@ -1012,6 +1012,7 @@ def scaled_down(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(way, "LONGEST_S", 0.5)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120 + 3 * CUT_S)
 def test_a_partition_is_told_with_its_age_and_heals_with_what_was_missed(
     monkeypatch: pytest.MonkeyPatch,
